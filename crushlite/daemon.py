@@ -20,7 +20,6 @@ import logging
 import resource
 import signal
 import sys
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +48,7 @@ from .listen import (
 from .settings import Settings
 from .store import Stores
 from .threads import DaemonThreads
+from .unique import new_id
 from .watchdog import Watchdog
 from .wings import standard_wings
 
@@ -114,7 +114,7 @@ class Daemon:
         needed = (self.settings.drain, self.settings.cancel_grace + STOP_SECONDS / 2)
         self._stop_seconds = max(STOP_SECONDS, *needed)
         self.wings = standard_wings() if wings is None else list(wings)
-        self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
+        self._stores = stores or Stores(clock=self.clock, boot_id=new_id())
         factory = agents or agent_factory(agent)
         setups = (wing.setup(factory, self.settings) for wing in self.wings)
         self.backend = Backend(

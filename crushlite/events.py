@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +37,7 @@ from .protocol.events import Resync, is_base, to_json
 from .protocol.messages import Message, MessageDelta, ToolOutput
 from .protocol.sessions import Session
 from .records import dataclass
+from .unique import random_hex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -358,7 +358,7 @@ class Hub:
     ) -> None:
         self.clock = clock
         self.bounds = bounds
-        self.epoch = secrets.token_hex(8) if epoch is None else epoch
+        self.epoch = random_hex(8) if epoch is None else epoch
         self.current = 0  # the newest number
         self.published_at = clock.time()  # when it was published
         self.floor = 0  # the newest number that the ring dropped: older ids cannot be resumed

@@ -21,7 +21,8 @@ PAGE = ROOT / "docs" / "architecture.md"
 # is what the seam shows of the api.
 GROUPS: dict[str, tuple[str, ...]] = {
     "foundations": (
-        *("version", "records", "errors", "clock", "threads", "logs", "itself", "realpath"),
+        *("version", "unique", "records", "errors", "clock", "threads", "logs", "itself"),
+        "realpath",
     ),
     "the wire": ("protocol",),
     "the machines": ("runs", "claims", "settings"),
@@ -53,7 +54,7 @@ ROWS = (*(row for rows in GROUPS.values() for row in rows), *LIBRARIES, *WINGS)
 # Rows that may use fewer rows than those above them: each must be usable without the rest.
 ONLY = {
     "http": {"clock", "records"},
-    "client": {"protocol", "errors", "clock", "http", "records", "version"},
+    "client": {"protocol", "errors", "clock", "http", "records", "unique", "version"},
 }
 # Wings that use another one if it is there.
 NEEDS = {

@@ -6,6 +6,7 @@
     thread     one session that the editor shows: prompts, permissions, questions
     choices    whether tools ask, the model, the agent: what is chosen for one session
     commands   prompts with a name
+    servers    tool servers that the editor names for a session
     view       what of a session the editor has seen, as updates
     words      the shapes of the protocol: blocks, tool calls, options, forms
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
 from ..version import __version__
 from . import words
 from .project import Project
+from .servers import keep_used, servers_of
 from .thread import Thread
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class Editor(RpcHandler):
         self._capabilities: dict[str, Any] | None = None  # of the client, once it has told them
         self._projects: dict[str, Project] = {}  # by directory
         self._threads: dict[str, Thread] = {}  # by session
+        self._servers: dict[str, asyncio.Task[None]] = {}  # keep those of each session in use
         self._places: dict[str, str] = {}  # the directory of each session that was listed
         self._prompts: dict[int | str, tuple[Thread, str]] = {}  # the run of each open prompt
         self._methods: dict[str, Callable[[Params], Coroutine[Any, Any, Any]]] = {
@@ -125,6 +128,7 @@ class Editor(RpcHandler):
             "protocolVersion": VERSION,
             "agentCapabilities": {
                 "loadSession": True,
+                "mcpCapabilities": {"http": True, "sse": True},
                 "promptCapabilities": {"image": True, "embeddedContext": True},
                 "sessionCapabilities": {"list": {}, "resume": {}, "close": {}, "delete": {}},
             },
@@ -161,7 +165,7 @@ class Editor(RpcHandler):
         workspace = await project.workspace()
         await thread.load(workspace, replay=False)
         self._warn(thread, "Configuration", workspace.info.warning)
-        self._warn(thread, "Tool servers", words.unused_servers(params.get("mcpServers")))
+        self._use_servers(thread, params)
         return {"sessionId": session.id, **self._state(thread)}
 
     async def _load(self, params: Params) -> Params:
@@ -178,13 +182,16 @@ class Editor(RpcHandler):
             await project.call(lambda workspace: workspace.session(session_id))
         thread = self._open(project, session_id)
         try:
-            await project.call(lambda workspace: thread.load(workspace, replay=replay))
+            attempts = itertools.count()
+            await project.call(
+                lambda workspace: thread.load(workspace, replay=replay, again=next(attempts) > 0)
+            )
         except CrushliteError:
             if not is_open:
                 self._forget(thread, "the session could not be loaded")
             raise
         project.spawn(thread.find_requests())
-        self._warn(thread, "Tool servers", words.unused_servers(params.get("mcpServers")))
+        self._use_servers(thread, params)
         return self._state(thread)
 
     def _open(self, project: Project, session_id: str) -> Thread:
@@ -204,6 +211,23 @@ class Editor(RpcHandler):
         commands, too."""
         thread.project.spawn(thread.send_commands())
         return {"modes": thread.choices.modes(), "configOptions": thread.choices.options()}
+
+    def _use_servers(self, thread: Thread, params: Params) -> None:
+        """Use the tool servers that a request names for a session, in place of those before."""
+        self._end_servers(thread)
+        servers, warning = servers_of(params.get("mcpServers"))
+
+        def warn(text: str) -> None:
+            self._warn(thread, "Tool servers", text)
+
+        warn(warning)
+        if servers:
+            work = keep_used(thread.project, servers, warn)
+            self._servers[thread.session_id] = thread.project.spawn(work)
+
+    def _end_servers(self, thread: Thread) -> None:
+        if task := self._servers.pop(thread.session_id, None):
+            task.cancel()
 
     async def _list(self, params: Params) -> Params:
         cwd = params.get("cwd")
@@ -286,6 +310,7 @@ class Editor(RpcHandler):
     def _forget(self, thread: Thread, reason: str) -> None:
         """Show a session no more. Prompts of it that are still open are answered with the reason:
         no event would do it any more."""
+        self._end_servers(thread)
         thread.withdraw_all()
         thread.fail(reason)
         thread.project.threads.pop(thread.session_id, None)

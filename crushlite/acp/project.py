@@ -93,6 +93,12 @@ class Project:
         assert self._workspace is not None
         return self._workspace
 
+    async def connected_workspace(self) -> RemoteWorkspace:
+        """The workspace, as soon as its daemon is connected. Starts none."""
+        await self._connected.wait()
+        assert self._workspace is not None
+        return self._workspace
+
     async def _is_connected_within(self, seconds: float) -> bool:
         try:
             async with time_limit(self._clock, seconds):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections import deque
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from ..protocol.questions import QuestionBatch, QuestionNotification
 from ..protocol.runs import RunComplete
 from ..protocol.sessions import File, Session
 from ..records import dataclass
+from ..unique import new_id
 from . import words
 from .choices import EditorChoices
 from .commands import expanded, listed
@@ -61,7 +61,7 @@ class OpenPrompt:
 
     text: str
     attachments: list[Attachment]
-    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    run_id: str = field(default_factory=lambda: new_id())
     is_cancelled: bool = False
     is_accepted: bool = False
     ended: asyncio.Future[RunComplete] = field(default_factory=_future)
@@ -233,14 +233,15 @@ class Thread:
     async def session_changed(self, session: Session) -> None:
         await self.send(self.view.session(session, self.choices.window))
 
-    async def load(self, workspace: RemoteWorkspace, *, replay: bool) -> None:
-        """Read the session as it is now and show all of it, or count it as shown."""
+    async def load(self, workspace: RemoteWorkspace, *, replay: bool, again: bool = False) -> None:
+        """Read the session as it is now and show all of it, or count it as shown. `again`: without
+        what an attempt that failed has shown."""
         session = await workspace.session(self.session_id)
         async with self._showing:
             self._is_loaded = True  # events that come from here on wait, and are shown behind it
-            messages = await workspace.messages(self.session_id)
-            self.view = SessionView(self.session_id, self.project.path)
-            for message in messages:
+            if not again:
+                self.view = SessionView(self.session_id, self.project.path)
+            async for message in workspace.each_message(self.session_id):
                 updates = self.view.take(message)
                 if replay:
                     await self.send(updates)
@@ -257,7 +258,7 @@ class Thread:
         ended = await self._endings(workspace)
         if self._is_loaded:
             async with self._showing:
-                for message in await workspace.messages(self.session_id):
+                async for message in workspace.each_message(self.session_id):
                     await self.send(self.view.take(message, with_errors=not self.prompts))
             await self.session_changed(await workspace.session(self.session_id))
         for prompt, ending in ended:

@@ -364,19 +364,6 @@ def plan_of(todos: Iterable[Todo]) -> Update:
     return {"sessionUpdate": "plan", "entries": entries}
 
 
-def unused_servers(servers: Any) -> str:
-    """A sentence about the tool servers that an editor names, which are not started; empty if it
-    names none."""
-    if not isinstance(servers, list) or not servers:
-        return ""
-    names = [str(one.get("name"))[:40] for one in servers[:10] if isinstance(one, dict)]
-    more = ", ..." if len(servers) > len(names) else ""
-    return (
-        f"tool servers that the editor names are not used here ({', '.join(names)}{more}): "
-        "write them into crush.json, under mcp"
-    )
-
-
 def session_info(session: Session, cwd: str) -> dict[str, Any]:
     """An entry of a list of sessions."""
     return {

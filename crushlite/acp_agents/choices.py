@@ -13,11 +13,11 @@ import contextlib
 import hashlib
 import hmac
 import os
-import secrets
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from ..store import notes as note_rows
+from ..unique import random_hex
 from ..wings import has_wing
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ def _make_key(file: Path) -> bytes:
     """Make the key, unless another process has just done so. Raises ConfigError."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+        fresh = file.with_name(f"{file.name}.{random_hex(8)}")
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with open(descriptor, "wb") as written:
-                written.write(secrets.token_hex(_KEY_BYTES).encode())
+                written.write(random_hex(_KEY_BYTES).encode())
                 written.flush()
                 os.fsync(descriptor)
             with contextlib.suppress(FileExistsError):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed, Lost, Recovered
@@ -28,6 +27,7 @@ from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
 from ..protocol.runs import AgentEvent, RunComplete
 from ..protocol.sessions import Session
+from ..unique import new_id
 from . import CANCELED
 from .chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
 from .chat_view import ChatView, todo_words
@@ -417,7 +417,7 @@ class Chat:
         self.changed()
 
     async def _accepted(self, text: str, when_busy: str) -> Accepted:
-        run_id, attempts = str(uuid.uuid4()), POSTS
+        run_id, attempts = new_id(), POSTS
         while True:
             attempts -= 1
             try:

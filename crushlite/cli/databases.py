@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..records import dataclass
 from ..store.connection import connect, translate
 from ..store.directory import is_owned, last_note, sync_directory
 from ..store.inspection import check_pages, inspect, side_files
+from ..unique import random_hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +109,7 @@ def backup(source: Path, target: Path, *, force: bool = False) -> Copied:
         raise Conflict(f"{target} is the database of a daemon that is running; name another file")
     if target.exists() and not force:
         raise Conflict(f"{target} exists already; use --force to replace it")
-    half = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    half = target.with_name(f".{target.name}.{random_hex(4)}.tmp")
     with translated(source):
         try:
             os.close(os.open(half, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

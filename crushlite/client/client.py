@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from ..clock import SystemClock, all_done
@@ -12,6 +11,7 @@ from ..errors import NotFound
 from ..protocol.health import Health
 from ..protocol.web import WebAddress, WebRequest
 from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
+from ..unique import new_id
 from .following import RunStream
 from .requests import WorkspaceRequests
 from .stream import EventStream
@@ -62,7 +62,7 @@ class Client:
         self, address: str, *, token: str = "", client_id: str = "", clock: Clock | None = None
     ) -> None:
         self.address = address
-        self.client_id = client_id or str(uuid.uuid4())
+        self.client_id = client_id or new_id()
         self.wire = Wire(address, token, self.client_id, clock or SystemClock())
         self._opened: list[RemoteWorkspace] = []
 

@@ -9,7 +9,6 @@ what comes after the last message of the runs ahead, up to the last message of t
 
 from __future__ import annotations
 
-import uuid
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
 from ..protocol.runs import RunComplete
 from ..protocol.sessions import Session
+from ..unique import new_id
 from .stream import EventStream, Lost, Recovered
 from .wire import ConnectionFailed, is_temporary
 
@@ -246,7 +246,7 @@ class RunStream:
 
     async def _send(self, prompt: str) -> Accepted:
         """Post the prompt, again after a lost connection."""
-        self._options["run_id"] = self._options.get("run_id") or str(uuid.uuid4())
+        self._options["run_id"] = self._options.get("run_id") or new_id()
         for _ in range(POSTS - 1):
             try:
                 return await self.workspace.prompt(self.session_id, prompt, **self._options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CrushliteError, NoAgent
 from ..protocol.agents import OfferedAgent, SessionAgent
 from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
-from ..protocol.codec import decode
+from ..protocol.codec import decode, loads
 from ..protocol.config import (
     AgentInfo,
     AgentInit,
@@ -21,7 +21,15 @@ from ..protocol.config import (
     SelectedModel,
     SetValue,
 )
-from ..protocol.features import CommandInfo, ExpandCommand, ExpandedCommand, McpState
+from ..protocol.features import (
+    ClientServer,
+    CommandInfo,
+    ExpandCommand,
+    ExpandedCommand,
+    McpState,
+    UsedServers,
+    WantServers,
+)
 from ..protocol.messages import Attachment, Message, Prompt
 from ..protocol.permissions import (
     PermissionAnswer,
@@ -38,7 +46,7 @@ from ..records import dataclass
 from .wire import route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from ..protocol.workspaces import CreateWorkspace
     from .wire import Wire
@@ -171,6 +179,10 @@ class WorkspaceRequests:
 
     async def messages(self, session_id: str) -> list[Message]:
         return await self.wire.ask_all(Message, self.at("sessions", session_id, "messages"))
+
+    def each_message(self, session_id: str) -> AsyncIterator[Message]:
+        """The messages of a session one by one: for transcripts of any length."""
+        return self.wire.ask_each(Message, self.at("sessions", session_id, "messages"))
 
     async def user_messages(self, session_id: str = "") -> list[Message]:
         """The user messages of a session or, without one, of all of them."""
@@ -346,6 +358,13 @@ class WorkspaceRequests:
         """The tool servers of the workspace, by name."""
         found = await self.wire.ask_plain(dict, self.at("mcp", "states"))
         return [decode(McpState, found[name], name) for name in sorted(found)]
+
+    async def use_tool_servers(self, servers: list[ClientServer]) -> AsyncIterator[UsedServers]:
+        """Let the agent use these tool servers, too. Yields once, which of them are used, and then
+        waits until the daemon ends it. They are used until then, or until the iteration ends."""
+        target = self.at("mcp", "servers")
+        async for line in self.wire.lines("POST", target, WantServers(servers)):
+            yield decode(UsedServers, loads(line))
 
     async def reread_config(self, *, everywhere: bool = False) -> None:
         """Make the daemon read its configuration files again, after they were edited.

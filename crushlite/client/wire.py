@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -15,9 +16,10 @@ from ..errors import BadRequest, CrushliteError, NotFound
 from ..http import client as http
 from ..protocol.codec import NotJSON, decode, dumps, encode, loads
 from ..records import dataclass
+from .elements import ElementReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from ..clock import Clock
     from ..protocol.workspaces import Workspace
@@ -27,6 +29,8 @@ T = TypeVar("T")
 # Seconds an answer may take, beyond what the request itself asks the daemon to wait. The longest
 # legitimate ones are a create that waits for a teardown and a delete that waits for a cancel.
 ANSWER = 30.0
+_AHEAD = 64 << 20  # bytes of a long answer
+_LINE_BYTES = 1 << 20  # of an answer that is read in lines
 
 
 class ConnectionFailed(CrushliteError):
@@ -138,6 +142,47 @@ class Wire:
                 raise BadRequest(f"body must be of type {cls.__name__}")
             return value
 
+    async def ask_each(self, cls: type[T], target: str) -> AsyncIterator[T]:
+        """The answer to a GET as objects of a class, however long it is. At most _AHEAD bytes are
+        read before they are needed: the daemon cuts off a client that takes nothing for long."""
+        elements = ElementReader()
+        ahead: list[bytes] = []
+        size = 0
+        async for piece in self._pieces("GET", target, seconds=ANSWER):
+            ahead.append(piece)
+            size += len(piece)
+            if size >= _AHEAD:
+                for each in ahead:
+                    for item in elements.feed(each):
+                        yield _object(cls, item, target)
+                ahead, size = [], 0
+        for item in itertools.chain(*map(elements.feed, ahead), elements.end()):
+            yield _object(cls, item, target)
+
+    async def lines(self, method: str, target: str, body: object) -> AsyncIterator[bytes]:
+        """The lines of an answer that may stay open for long, as they come."""
+        rest = b""
+        async for piece in self._pieces(method, target, dumps(encode(body))):
+            *whole, rest = (rest + piece).split(b"\n")
+            if len(rest) > _LINE_BYTES:
+                raise CrushliteError(f"{method} {target}: a line of the answer is too long")
+            for line in whole:
+                yield line
+
+    async def _pieces(
+        self, method: str, target: str, body: bytes = b"", seconds: float | None = None
+    ) -> AsyncIterator[bytes]:
+        """The body of a good answer as it comes; `seconds` bounds the wait for each piece."""
+        with self.translated():
+            opening = self.http.stream(
+                method, target, body=body, timeout=ANSWER, idle_timeout=seconds
+            )
+            async with opening as response:
+                if response.status != 200:
+                    raise refusal(f"{method} {target}", response.status, await response.read())
+                async for piece in response:
+                    yield piece
+
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
         """Turn errors of the HTTP client into WrongPeer or ConnectionFailed with advice."""
@@ -163,6 +208,11 @@ def _readable(method: str, target: str) -> Iterator[None]:
     except BadRequest as error:
         reason = error.reason if isinstance(error, NotJSON) else error.message
         raise CrushliteError(f"{method} {target}: the answer is unreadable: {reason}") from None
+
+
+def _object(cls: type[T], item: object, target: str) -> T:
+    with _readable("GET", target):
+        return decode(cls, item)
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")

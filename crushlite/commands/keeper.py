@@ -299,7 +299,7 @@ class _Descendants:
         self.last_exit = time.monotonic()
         if self.status is None or not self.sees_all:
             # One call that no fork gets past; most commands never leave their process group.
-            _signal(-self.main, signal.SIGKILL)
+            send_signal(-self.main, signal.SIGKILL)
             self._wait(PAUSE, channel=False)
         known: set[int] = set()
         passes = 0
@@ -323,7 +323,7 @@ class _Descendants:
         """Send a signal to every process that can be found. Return their pids."""
         if self.sees_all:
             return _signal_below(os.getpid(), number)
-        _signal(-self.main, number)
+        send_signal(-self.main, number)
         return {self.main}
 
     def _kill_children(self) -> None:
@@ -331,7 +331,7 @@ class _Descendants:
         before /proc was read once; what they forked is orphaned, and so our child."""
         for _ in range(CHILD_PASSES):
             for pid in _children():
-                _signal(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
             if not self.reap():
                 return
 
@@ -366,8 +366,8 @@ def _signal_below(top: int, number: int) -> set[int]:
             # The command leads a session of its own, so no process outside is in its groups.
             if group not in groups:
                 groups.add(group)
-                _signal(-group, number)
-            _signal(pid, number)
+                send_signal(-group, number)
+            send_signal(pid, number)
             todo += waiting.pop(pid, ())
     return found
 
@@ -385,7 +385,7 @@ def _processes() -> "Iterator[tuple[int, int, int]]":
             yield int(name), int(parent), int(group)
 
 
-def _signal(target: int, number: int) -> None:
+def send_signal(target: int, number: int) -> None:
     """Send a signal to a process or, with minus its number, to a process group. Never to our own
     group (0), nor to every process there is (-1)."""
     if -1 <= target <= 1:

@@ -10,6 +10,8 @@ import os
 import signal
 from typing import NamedTuple
 
+from .keeper import send_signal
+
 
 class ProcessEntry(NamedTuple):
     pid: int
@@ -55,7 +57,7 @@ def kill_orphans(leader: int, pipe: int, born: int) -> None:
     if leader <= 1:
         return  # the program never ran
     if not born:  # there is no /proc
-        return kill_process(-leader)
+        return send_signal(-leader, signal.SIGKILL)
     name = f"pipe:[{os.fstat(pipe).st_ino}]"
     for _ in range(5):  # they may fork between listing and killing
         found = [
@@ -65,17 +67,9 @@ def kill_orphans(leader: int, pipe: int, born: int) -> None:
             if process.session == leader or _holds(process.pid, name)
         ]
         for pid in found:
-            kill_process(pid)
+            send_signal(pid, signal.SIGKILL)
         if not found:
             break
-
-
-def kill_process(pid: int) -> None:
-    """SIGKILL to a process (a negative number: to a process group) that may have exited."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        pass  # it has exited, or belongs to another user
 
 
 def _living() -> list[ProcessEntry]:

@@ -34,7 +34,8 @@ from typing import TYPE_CHECKING
 from ..errors import BadRequest, CrushliteError
 from ..records import dataclass
 from ..version import NAME
-from .orphans import find_process, kill_orphans, kill_process, pids_below
+from .keeper import send_signal
+from .orphans import find_process, kill_orphans, pids_below
 from .output import HALF, Output
 
 if TYPE_CHECKING:
@@ -424,7 +425,7 @@ class Command:
         self._rescues += 1
         below = pids_below(self._keeper.pid)
         for pid in below:
-            kill_process(pid)
+            send_signal(pid, signal.SIGKILL)
         if below and self._rescues < RESCUE_PASSES:
             self._rescue_timer = self._clock.call_later(RESCUE_PAUSE, self._rescue)
             return

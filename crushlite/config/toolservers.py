@@ -72,6 +72,15 @@ def tool_servers(merged: Merged, expander: Expander, warn: Warn) -> Mapping[str,
     return found
 
 
+def sendable_headers(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The headers without those that are empty: their variable is not set. Raises Refused."""
+    headers = {key: value.strip() for key, value in given.items()}
+    for key, value in headers.items():
+        if not _HEADER.fullmatch(key) or not _VALUE.fullmatch(value):
+            raise Refused(f"the header {key[:40]!r} cannot be sent")
+    return tuple((key, value) for key, value in headers.items() if value)
+
+
 class _Section:
     """One entry of the section."""
 
@@ -110,12 +119,7 @@ class _Section:
         )
 
     def _headers(self) -> tuple[tuple[str, str], ...]:
-        """An empty header is left out: its variable is not set."""
-        headers = {key: value.strip() for key, value in self._map("headers").items()}
-        for key, value in headers.items():
-            if not _HEADER.fullmatch(key) or not _VALUE.fullmatch(value):
-                raise Refused(f"the header {key[:40]!r} cannot be sent")
-        return tuple((key, value) for key, value in headers.items() if value)
+        return sendable_headers(self._map("headers"))
 
     def _text(self, key: str) -> str:
         text = self._values.get(key)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..listen import default_socket, private_directory
 from ..records import dataclass
+from ..unique import random_hex
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,7 +125,7 @@ class Tabs:
         """Replace the file at once, so that a kill leaves the old one or the new one."""
         path = _file(port)
         private_directory(path.parent)
-        new = path.with_suffix(f".{secrets.token_hex(4)}")
+        new = path.with_suffix(f".{random_hex(4)}")
         held = {
             name: {"key": tab.key, "host": tab.host, "used": tab.used}
             for name, tab in self._ports[port].items()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import html
 import logging
 import os
 import re
@@ -34,6 +33,7 @@ from ..http.messages import HTTPError, Response
 from ..listen import default_socket, private_directory
 from ..protocol.web import WebAddress, WebRequest
 from ..records import dataclass
+from ..unique import random_hex
 from ..wing import Wing
 from .tabs import Challenges, Tabs
 from .wire import WebChallenge, WebCode, WebHello, WebProof, WebTab, WebToken
@@ -145,11 +145,11 @@ class Codes:
         folder = default_socket().parent
         private_directory(folder)
         _remove_pages_of_killed_daemons(folder)
-        page = folder / f"{PAGE}{secrets.token_hex(8)}.html"
+        page = folder / f"{PAGE}{random_hex(8)}.html"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with os.fdopen(os.open(page, flags, 0o600), "w", encoding="utf-8") as file:
-                file.write(KNOCK.format(url=html.escape(url), code=code))
+                file.write(KNOCK.format(url=_escaped(url), code=code))
         except OSError as error:
             raise UsageError(f"cannot write {page}: {error.strerror}") from None
         invitation.page = page
@@ -189,6 +189,13 @@ def _remove_pages_of_killed_daemons(folder: Path) -> None:
 
 def _id(digest: bytes) -> bytes:
     return hashlib.sha256(digest).hexdigest()[:32].encode()
+
+
+def _escaped(text: str) -> str:
+    """A text for HTML."""
+    import html  # only now: it takes 2 ms to load, and most daemons show no page
+
+    return html.escape(text)
 
 
 def _digest(code: str) -> bytes:
@@ -340,7 +347,7 @@ class ConsoleWing(Wing):
     async def enter(self, context: Context, request: Request) -> Response:
         """Let the page in that a private file of this user opens with a one-time code."""
         given = self._redeem(body(WebCode, request), request)
-        token, path = html.escape(given.token), html.escape(given.path)
+        token, path = _escaped(given.token), _escaped(given.path)
         page = ENTERED.format(token=token, path=path).encode()
         return Response(200, page, HTML, (*HEADERS[:-1], *NO_STORE))
 

@@ -13,7 +13,6 @@ import functools
 import itertools
 import logging
 import os
-import uuid
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..claims import Arm, Claims, Disarm, Teardown
 from ..clock import wait_at_most
 from ..errors import BadRequest, ChannelMismatch, SessionBusy, WorkspaceNotFound
 from ..realpath import real_path
+from ..unique import new_id
 from ..wing import Opening
 from .endings import Endings
 
@@ -198,7 +198,7 @@ class Backend:
         # A data directory inside the project moves with it; in any other, rows say whose they are.
         scope = "" if profile.data_dir.parent == opening.path else str(opening.path)
         workspace = Workspace(
-            str(uuid.uuid4()),
+            new_id(),
             replace(request, path=str(opening.shown), env=None),
             path=opening.path,
             env=_for_commands(opening.env),

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import uuid
 from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -45,6 +44,7 @@ from ..protocol.questions import (
     QuestionNotification,
     QuestionResponse,
 )
+from ..unique import new_id
 from .difference import difference
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
             return Verdict(True)
         if not self.grants.covers(request, scope):
             await _require_readable(request)
-        stored = _sealed(replace(request, id=str(uuid.uuid4())))
+        stored = _sealed(replace(request, id=new_id()))
         self._scopes[stored.id] = scope
         try:
             return await self._wait(stored, stored.session_id, run_id)
@@ -499,7 +499,7 @@ class Questions(_Dialogs[QuestionBatch, Answers]):
         """Show a form and wait; None when it was dismissed."""
         check_questions(batch.questions)
         questions = [replace(q, id=self._fresh_id(q.id)) for q in batch.questions]
-        stored = _sealed(replace(batch, id=str(uuid.uuid4()), questions=questions))
+        stored = _sealed(replace(batch, id=new_id(), questions=questions))
         if len(questions) > 1:
             stored.confirm_title = batch.confirm_title or "Send these answers?"
             stored.confirm_description = (
@@ -511,7 +511,7 @@ class Questions(_Dialogs[QuestionBatch, Answers]):
     def _fresh_id(self, given: str) -> str:
         """The agent's own id, the first time. Clients find a batch by these, so one that comes
         again must not draw a late answer to an earlier batch."""
-        fresh = given if given and given not in self._used_ids else str(uuid.uuid4())
+        fresh = given if given and given not in self._used_ids else new_id()
         self._used_ids[fresh] = None
         if len(self._used_ids) > REMEMBERED:
             del self._used_ids[next(iter(self._used_ids))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from ..protocol.ids import check_id
 from ..records import dataclass
 from ..runs import WhenBusy
 from ..store import STORE_ERRORS
+from ..unique import new_id
 
 if TYPE_CHECKING:
     from ..protocol.messages import Prompt
@@ -76,7 +76,7 @@ def read_prompt(prompt: Prompt) -> tuple[Prompt, WhenBusy]:
             raise BadRequest("models names a provider and a model for large, small or both")
     for file in prompt.attachments:
         file.check()
-    request = prompt if prompt.run_id else replace(prompt, run_id=str(uuid.uuid4()))
+    request = prompt if prompt.run_id else replace(prompt, run_id=new_id())
     return request, _when_busy(prompt)
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import uuid
 from typing import TYPE_CHECKING
 
 from ..clock import all_done, resolve_once, wait_at_most
@@ -38,6 +37,7 @@ from ..protocol.messages import Prompt
 from ..protocol.runs import AgentEvent, CanceledRun, CancelReceipt, QueuedPrompt
 from ..runs import Outcome, Record, Runs, Start, Stop, WhenBusy
 from ..store import STORE_ERRORS, runs as run_rows, sessions as session_rows
+from ..unique import new_id
 from .agents import AgentSlot, run_agent
 from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
@@ -181,7 +181,7 @@ class Runner:
         if not agent.summarizes:
             raise BadRequest("this agent cannot summarize: it has no such method")
         self._workspace.endings.require_none()
-        request = Prompt(session_id, run_id=str(uuid.uuid4()))
+        request = Prompt(session_id, run_id=new_id())
         run = self._runs.accept(session_id, request.run_id, WhenBusy.REJECT)
         live = LiveRun(run, request, self._workspace.clock.now(), SUMMARIZE)
         self._known[run.run_id] = live

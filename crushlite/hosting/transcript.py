@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import uuid
 from dataclasses import field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,6 +33,7 @@ from ..store import (
     notes as note_rows,
     sessions as session_rows,
 )
+from ..unique import new_id
 
 if TYPE_CHECKING:
     import asyncio
@@ -476,7 +476,7 @@ class Transcript:
 
 def new_message(role: str, session_id: str, parts: Sequence[Part], now: float) -> Message:
     at = int(now)
-    own = str(uuid.uuid4())
+    own = new_id()
     return Message(own, role, session_id, [*parts], created_at=at, updated_at=at)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +16,7 @@ from ..errors import BadRequest, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
+from ..unique import random_hex
 from ..wing import Author
 from .guards import TurnGuards
 from .prompts import clean
@@ -241,7 +241,7 @@ class TurnRequests:
 
 
 def fresh_call_id() -> str:
-    return f"call_{uuid.uuid4().hex}"
+    return f"call_{random_hex(16)}"
 
 
 def json_text(value: str | Mapping[str, Any]) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..clock import all_done, wait_at_most
 from ..errors import BadRequest, NotFound
 from ..store import sessions as session_rows
+from ..unique import new_id
 from .runner import Runner
 from .shell import END_SECONDS, Shells
 from .tasks import OwnedTasks
@@ -114,7 +114,7 @@ class Workspace(WorkspaceBase):
     # Sessions ------------------------------------------------------------------------------------
 
     async def create_session(self, title: str, parent: str = "") -> Session:
-        return await self.add_session(str(uuid.uuid4()), _checked(title), parent)
+        return await self.add_session(new_id(), _checked(title), parent)
 
     async def session(self, session_id: str) -> Session:
         return self._with_busy(await self.store.read(session_rows.get_session, session_id))

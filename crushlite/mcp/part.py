@@ -9,17 +9,20 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..clock import all_done
+from ..config.secrets import redact
 from ..errors import NotFound
 from ..wing import WorkspacePart
+from .client_servers import ClientServers
 from .naming import reserved_for_others, safe_name
 from .server import CLOSE_SECONDS, Server, ServerSettings
 from .tools import ListResources, ReadResource, ServerTool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..agent.base import OfferedTool, Turn
     from ..config.profile import FileProfile
+    from ..config.toolservers import ToolServer
     from ..outbound.proxies import Proxies
     from ..protocol.features import McpEvent
     from ..wing import OpenWorkspace
@@ -34,8 +37,8 @@ RETRY_SECONDS = 30.0  # before a prompt lets a server that has failed be started
 
 
 class McpPart(WorkspacePart):
-    """Starts and ends servers as the configuration changes; those whose section is the same stay
-    as they are."""
+    """Starts and ends servers as the configuration changes, and as clients come and go that name
+    some; those whose section is the same stay as they are."""
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class McpPart(WorkspacePart):
             changed=self._forget_tools,
         )
         self._servers: dict[str, Server] = {}
+        self.of_clients = ClientServers(self.follow)
         self._offered: list[OfferedTool] | None = None
         self._closing: set[asyncio.Task[None]] = set()  # servers that end
         # Runs that have waited for servers: not at each of their steps.
@@ -81,11 +85,15 @@ class McpPart(WorkspacePart):
             raise NotFound(f"MCP server not found: {name}: the configuration has none of that name")
         return found
 
+    @property
+    def configured(self) -> Mapping[str, ToolServer]:
+        return self._profile.config.tool_servers
+
     def follow(self) -> None:
-        """Start, end and replace servers as the configuration says now."""
+        """Start, end and replace servers as the configuration says now, and clients besides."""
         if self._closed:
             return
-        wanted = dict(list(self._profile.config.tool_servers.items())[:MOST_SERVERS])
+        wanted = self.of_clients.wanted | dict(list(self.configured.items())[:MOST_SERVERS])
         for name, server in list(self._servers.items()):
             if wanted.get(name) != server.config:
                 del self._servers[name]
@@ -104,6 +112,7 @@ class McpPart(WorkspacePart):
     async def close(self) -> None:
         self._closed = True
         self._profile.followers.remove(self.follow)
+        self.of_clients.close()
         for server in self._servers.values():
             self._end(server)
         self._servers = {}
@@ -164,4 +173,4 @@ class McpPart(WorkspacePart):
             self._hub.publish("updated", event)
 
     def _redact(self, text: str) -> str:
-        return self._profile.config.redact(text)
+        return redact(self._profile.config.redact(text), self.of_clients.secrets())

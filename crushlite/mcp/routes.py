@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ..api.context import EMPTY, answer, body
 from ..api.sessions import NEVER
 from ..errors import BadRequest, NotFound
-from ..protocol.features import GetPrompt, McpState, NamedServer
+from ..protocol.features import GetPrompt, McpState, NamedServer, WantServers
 from .errors import ServerError
 from .wire import McpPrompt, McpPromptArgument
 
 if TYPE_CHECKING:
     from ..api.context import Context
-    from ..http.messages import Request, Response
+    from ..http.messages import Request, Response, Stream
     from .part import McpPart
     from .server import Server
 
@@ -61,6 +61,13 @@ def _state(server: Server) -> McpState:
         left_out=list(server.left_out),
         last_lines=server.last_words,
     )
+
+
+async def want_servers(context: Context, request: Request) -> Stream:
+    wanted, part = body(WantServers, request), _part(context, request)
+    if part is None:
+        raise NotFound("no tool servers here: the daemon reads no configuration")
+    return part.of_clients.want(wanted.servers, part.configured)
 
 
 async def prompts(context: Context, request: Request) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..api.entry import Entry, W
-from ..protocol.features import GetPrompt, McpState, NamedServer
+from ..protocol.features import GetPrompt, McpState, NamedServer, UsedServers, WantServers
 from ..wing import Wing
 from ..wings import has_wing
 from . import routes
@@ -42,6 +42,13 @@ class McpWing(Wing):
         mcp = W + "/mcp"
         return (
             Entry("GET", mcp + "/states", routes.states, gives=dict[str, McpState]),
+            Entry(
+                "POST",
+                mcp + "/servers",
+                routes.want_servers,
+                takes=WantServers,
+                gives=UsedServers,
+            ),
             Entry("GET", mcp + "/prompts", routes.prompts, gives=list[McpPrompt]),
             Entry(
                 "POST",

@@ -25,6 +25,32 @@ class NamedServer:
 
 
 @dataclass(slots=True)
+class ClientServer:
+    """A tool server that a client names. Its values are used as they are: `$VAR` is no variable."""
+
+    name: str
+    type: str = "stdio"  # or http, sse
+    command: str = ""
+    args: list[str] = field(default_factory=list, repr=False)
+    env: dict[str, str] = field(default_factory=dict, repr=False)
+    url: str = field(default="", repr=False)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(slots=True)
+class WantServers:
+    servers: list[ClientServer] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class UsedServers:
+    """Which tool servers of a client are used, by name, and why others are not."""
+
+    used: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class GetPrompt:
     """A prompt of a tool server, whose name is in `client_id`."""
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
-import secrets
 from typing import TYPE_CHECKING, Any
+
+from ..unique import random_hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ class Cut:
 
     def __init__(self, body: bytes) -> None:
         self._text = _decoded(body)
-        self._mark = secrets.token_hex(8)  # so that no text of the sender is taken for a mark
+        self._mark = random_hex(8)  # so that no text of the sender is taken for a mark
         self._long: dict[str, str] = {}
         self.commas = 0  # outside strings: one less than there are values
         self.skeleton = "".join(self._pieces())

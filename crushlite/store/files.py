@@ -8,12 +8,12 @@ is what the run began with.
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from typing import TYPE_CHECKING
 
 from ..errors import CorruptDatabase
 from ..protocol.sessions import File
 from ..records import dataclass
+from ..unique import new_id
 from .connection import check_row
 from .sessions import require_session
 
@@ -77,7 +77,7 @@ def record_changes(
                 continue
             last, version = state, version + 1
             times = int(now), int(now)
-            file = File(str(uuid.uuid4()), sid, change.path, state.content or "", version, *times)
+            file = File(new_id(), sid, change.path, state.content or "", version, *times)
             present = state.content is not None
             conn.execute(
                 f"INSERT INTO files (scope, {_COLUMNS}, run_id, undoes, present, mode) "

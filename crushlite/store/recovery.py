@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import bisect
 import json
-import uuid
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +31,7 @@ from ..protocol.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from ..unique import new_id
 from .connection import check_row
 from .messages import MESSAGE_COLUMNS, insert_message, message_from_row, position_of, save_message
 from .runs import RUN_COLUMNS, RunEnding, RunRow, end_run, find_run, run_from_row, start_run
@@ -259,7 +259,7 @@ def _finish(now: float) -> FinishPart:
 
 
 def _message(sid: str, role: str, at: int) -> Message:
-    return Message(str(uuid.uuid4()), role, sid, created_at=at, updated_at=at)
+    return Message(new_id(), role, sid, created_at=at, updated_at=at)
 
 
 # Sessions without runs --------------------------------------------------------------------------

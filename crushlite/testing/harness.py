@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import json
 import tempfile
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from ..http.client import ClientError, HTTPClient, TCPConnector, UnixConnector
 from ..http.sse import SSEParser
 from ..records import dataclass
 from ..settings import Settings
+from ..unique import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -284,7 +284,7 @@ class LocalDaemon:
 
     async def create(self, path: str | Path | None = None, **create: Any) -> Participant:
         """A new client that has created the workspace but opened no stream yet."""
-        client = create.pop("client_id", None) or str(uuid.uuid4())
+        client = create.pop("client_id", None) or new_id()
         body = {"path": str(path or self.root / "project"), "client_id": client, **create}
         answer = await self.call("POST", "/v1/workspaces", body)
         if answer.status != 200:

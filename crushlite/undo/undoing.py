@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Conflict, SessionBusy
 from ..protocol.changes import FileChange, RunChanges, UndoAnswer
 from ..records import dataclass
 from ..store.files import Change
+from ..unique import new_id
 from .queries import run_history
 from .states import change_state, place_of, read_state
 
@@ -90,7 +90,7 @@ class Undoing:
                 raise Conflict(_refusal(kept))
             if todo:
                 await asyncio.to_thread(_perform, todo)
-                answer.run_id = f"undo-{uuid.uuid4()}"
+                answer.run_id = f"undo-{new_id()}"
                 await self._record(past.session_id, run_id, answer.run_id, todo)
             return answer
 

@@ -17,7 +17,6 @@ import errno
 import hashlib
 import itertools
 import os
-import secrets
 import stat
 from dataclasses import field
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from ..errors import BadRequest, Conflict
 from ..realpath import real_path
 from ..records import dataclass
+from ..unique import random_hex
 from ..version import NAME
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def write_bytes(
     if not path.name:
         raise BadRequest(f"{place.shown} is a directory")
     with _parent(path, place.closed, make=True) as parent:
-        temporary = f".{NAME}-{secrets.token_hex(8)}.tmp"
+        temporary = f".{NAME}-{random_hex(8)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o666, dir_fd=parent)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.acp.thread import Thread
@@ -150,17 +150,6 @@ class SessionTests(ErrorCase):
         self.assertEqual(third.text(), "again")
         await other.until(lambda: other.text() == "doneagain")
         self.assertEqual(other.text("user_message_chunk"), "do itmore", "of another client")
-
-    async def test_tool_servers_of_the_editor_are_said_to_be_unused(self) -> None:
-        script, session = await self.thread(session={"notices": {}})
-        self.assertEqual(script.kinds("notice"), [])
-        servers = [{"name": "files", "command": "/bin/files", "args": [], "env": []}]
-        params = {"cwd": self.cwd, "mcpServers": servers}
-        await script.request("session/load", sessionId=session, **params)
-        await script.until(lambda: bool(script.kinds("notice")))
-        await script.request("session/new", **params)
-        await script.until(lambda: len(script.kinds("notice")) == 2)
-        self.assertIn("(files)", script.kinds("notice")[1]["description"])
 
     async def test_a_closed_session_ends_its_prompt_and_is_shown_no_more(self) -> None:
         script, session = await self.thread()
@@ -500,7 +489,7 @@ class OptionTests(ErrorCase):
 
 
 class CommandTests(EditorCase):
-    wings: ClassVar[list[Wing] | None] = [Commands()]
+    wings: list[Wing] | None = [Commands()]
 
     async def test_commands_are_listed_and_a_prompt_that_names_one_is_expanded(self) -> None:
         script, session = await self.thread()

@@ -35,7 +35,13 @@ from crushlite.protocol.config import (
     RemoveValue,
     SetValue,
 )
-from crushlite.protocol.features import ExpandCommand, GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.features import (
+    ExpandCommand,
+    GetPrompt,
+    NamedServer,
+    ReadSkill,
+    WantServers,
+)
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
@@ -80,6 +86,7 @@ BODIES: dict[tuple[str, str], type] = {
     ("POST", W + "/commands/expand"): ExpandCommand,
     ("POST", W + "/mcp/auth"): NamedServer,
     ("POST", W + "/mcp/get-prompt"): GetPrompt,
+    ("POST", W + "/mcp/servers"): WantServers,
     ("POST", W + "/mcp/read-resource"): NamedServer,
     ("POST", W + "/mcp/refresh-tools"): NamedServer,
     ("POST", W + "/mcp/refresh-prompts"): NamedServer,
@@ -196,6 +203,7 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
             StartLSP: {"path": "/p/a"},
             NamedServer: {"name": "n"},
             GetPrompt: {"client_id": "n", "prompt_id": "p"},
+            WantServers: {"servers": []},
             UndoRequest: {"dry_run": True, "partial": True},
             PermissionSkip: {"skip": False},
             Grant: {"permission": {"id": "x"}, "action": "allow"},

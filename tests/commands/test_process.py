@@ -434,17 +434,18 @@ class KeeperTests(ProcessTestCase):
         older = orphans.find_process(old.pid)
         assert own is not None
         assert older is not None
-        with mock.patch.object(orphans, "kill_process") as killed:
+        with mock.patch.object(orphans, "send_signal") as killed:
             for leader in (0, 1, -1):
                 orphans.kill_orphans(leader, read, own.born)
             orphans.kill_orphans(old.pid, read, older.born + 1)
             killed.assert_not_called()
             orphans.kill_orphans(old.pid, read, older.born)
-            self.assertEqual({call.args for call in killed.call_args_list}, {(old.pid,)})
+            sent = {call.args for call in killed.call_args_list}
+            self.assertEqual(sent, {(old.pid, signal.SIGKILL)})
             killed.reset_mock()
             with mock.patch.object(orphans, "_living", return_value=[]):
                 orphans.kill_orphans(old.pid, read, 0)  # without /proc, only the group is known
-            killed.assert_called_once_with(-old.pid)
+            killed.assert_called_once_with(-old.pid, signal.SIGKILL)
 
     async def test_without_a_pidfd_the_end_is_found_all_the_same(self) -> None:
         before = open_fds()

@@ -44,6 +44,44 @@ class BenchTest(unittest.TestCase):
         self.assertGreater(found["fanout"]["values"]["asyncio"][0], 0)
         ElementTree.fromstring(plot.read_text())
 
+    def test_growth_is_measured_at_each_size_and_shown_as_factors(self) -> None:
+        figures = self.folder / "figures.json"
+        small = ("--rounds", "1", "--scale", "0.001", "--size", "0.0005", "--json", figures)
+        done = run(sys.executable, BENCH / "growth.py", "--rows", "messages_kb,sent_kb", *small)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("FAILED", done.stderr)
+        rows = json.loads(figures.read_text())["rows"]
+        for row in rows.values():
+            self.assertEqual(list(row["values"]), ["1", "10"])
+            (one,), (ten,) = row["values"].values()
+            self.assertLess(0, one)
+            self.assertLess(one, ten)
+            self.assertIn(row["title"], done.stdout)
+        self.assertRegex(done.stdout, r"x10 +allowed")
+
+    def test_what_grows_faster_than_allowed_is_told_from_what_does_not(self) -> None:
+        asked = [
+            ("constant", {"10": [2.0], "100": [2.2], "1000": [2.1]}, False),
+            ("constant", {"10": [2.0], "100": [2.2], "1000": [4.0]}, True),
+            ("constant", {"0": [2.0], "1000": [4.0]}, True),
+            ("linear", {"10": [2.0], "100": [19.0], "1000": [200.0]}, False),
+            ("linear", {"10": [2.0], "100": [60.0], "1000": [600.0]}, True),
+            ("linear", {"0": [2.0], "1000": [600.0]}, False),
+            ("linear", {"10": [], "100": [60.0]}, False),
+        ]
+        rows = [{"allowed": allowed, "values": values} for allowed, values, _ in asked]
+        answer = "print(json.dumps([growth.faster(row) for row in json.load(sys.stdin)]))"
+        done = subprocess.run(
+            [sys.executable, "-c", f"import json, sys, growth; {answer}"],
+            input=json.dumps(rows),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
+            cwd=BENCH,
+        )
+        self.assertEqual(json.loads(done.stdout), [verdict for *_, verdict in asked])
+
     def gate(self, more: bool, here: list[float | None], base: list[float]) -> int:
         row = {"title": "a row", "unit": "ms", "more": more, "values": {"here": here, "base": base}}
         figures = self.folder / "figures.json"

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.acp.editor import Editor
 from crushlite.client import Client
+from crushlite.clock import SystemClock
 from crushlite.errors import CrushliteError
 from crushlite.launch import Wanted
 from tests.support.basics import BoundedTestCase
 from tests.support.crush import WireCase
 from tests.support.editors import ProcessCase
+from tests.support.mcp_server import scripted
 from tests.support.peers import FrameCheck
 from tests.support.streams import stream_pair
 
@@ -284,6 +286,27 @@ class SdkCoderTests(WireCase, SdkCase):
         self.assertIn("+one", written.content.text)
         self.assertEqual((edited.type, edited.new_text.strip()), ("diff", "two"))
         self.assertIn("first\nlast", self.output(late, status="completed"))
+
+    async def test_tool_servers_of_the_editor_are_used_while_its_session_is_open(self) -> None:
+        client, cwd = SdkClient(), str(self.project)
+        connection = await self.connect(client)
+        program = scripted()
+        server = schema.McpServerStdio(name="mine", env=[], **program)
+        session = (await connection.new_session(cwd, mcp_servers=[server])).session_id
+        async with Client(self.unix) as shared:
+            workspace = await shared.create(cwd)
+
+            async def states() -> list[str]:
+                return [state.state for state in await workspace.tool_servers()]
+
+            while await states() != ["connected"]:
+                await SystemClock().sleep(0.05)
+            call = 'mcp_mine_echo {"text": "from the server"}'
+            await self.say(connection, session, f"@tool {call}")
+            self.assertIn("The tool said: from the server", client.text())
+            await connection.close_session(session)
+            while await states():
+                await SystemClock().sleep(0.05)
 
     async def test_forms_models_commands_and_other_clients(self) -> None:
         command = self.root / "home/.config/crush/commands/look.md"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.client import Client
 from crushlite.clock import SystemClock
 from tests.support.editors import CoderShimCase, ProcessCase, ShimCase
+from tests.support.mcp_server import scripted
 from tests.support.peers import FrameCheck, npm_program, peer_environment
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class AcpxCoderTests(CoderShimCase, AcpxCase):
         command = self.root / "home/.config/crush/commands/look.md"
         command.parent.mkdir()
         command.write_text("Look at $ARGUMENTS")
+        server = {"name": "mine", "env": [], **scripted()}
+        (self.project / ".acpxrc.json").write_text(json.dumps({"mcpServers": [server]}))
         agent, s = self.wrapped(), ("-s", "s")
         session = (await self.json(*agent, "sessions", "new", "--name", "s"))["acpxSessionId"]
         ensured = await self.json(*agent, "sessions", "ensure", "--name", "s")
@@ -154,6 +157,7 @@ class AcpxCoderTests(CoderShimCase, AcpxCase):
             workspace = await client.create(self.cwd)
             await workspace.prompt(session, "from elsewhere")
             await self.until_said("You said: from elsewhere")
+            self.assertEqual([each.name for each in await workspace.tool_servers()], ["mine"])
         await self.acpx(*agent, "set", *s, "mode", "ask")
         status = await self.json(*agent, "status", *s)
         self.assertEqual((status["mode"], status["model"]), ("ask", f"fake/{other}"))

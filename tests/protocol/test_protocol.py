@@ -36,6 +36,7 @@ from crushlite.protocol.config import (
 )
 from crushlite.protocol.events import ConfigChanged, Envelope, Resync
 from crushlite.protocol.features import (
+    ClientServer,
     CommandArgument,
     CommandInfo,
     ExpandCommand,
@@ -48,6 +49,8 @@ from crushlite.protocol.features import (
     ReadSkill,
     SkillsEvent,
     SkillState,
+    UsedServers,
+    WantServers,
 )
 from crushlite.protocol.health import Check, Health
 from crushlite.protocol.messages import (
@@ -146,6 +149,9 @@ SHAPES: list[tuple[type, str, str]] = [
     (LSPEvent, "type name state", "error diagnostic_count"),
     (StartLSP, "path", ""),
     (NamedServer, "name", "uri"),
+    (ClientServer, "name type command args env url headers", ""),
+    (WantServers, "servers", ""),
+    (UsedServers, "used refused", ""),
     (GetPrompt, "client_id prompt_id", "args"),
     (
         McpState,

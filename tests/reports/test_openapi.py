@@ -609,6 +609,7 @@ class AnswerTests(BoundedTestCase):
             await self.ask("POST", base + path)
         for path in ("refresh-tools", "refresh-prompts", "refresh-resources", "read-resource"):
             await self.ask("POST", f"{base}/mcp/{path}", {"name": "n"})
+        await self.ask("POST", f"{base}/mcp/servers", {"servers": []})
         await self.ask("GET", base + "/lsps/gopls/diagnostics", None, 404)
         await self.skills()
         await self.language_servers()

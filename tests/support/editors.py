@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from crushlite.acp.editor import Editor
 from crushlite.client import Client
@@ -97,7 +97,7 @@ class EditorCase(BoundedTestCase):
     """A daemon in this process, with a scripted agent unless a test has another one."""
 
     agent: Any = None
-    wings: ClassVar[list[Wing] | None] = None
+    wings: list[Wing] | None = None
 
     async def asyncSetUp(self) -> None:
         self.daemon = await self.enterAsyncContext(LocalDaemon(self.agent, wings=self.wings))

@@ -113,7 +113,8 @@ class Browser:
             answer = json.loads(connection.getresponse().read())["value"]
         finally:
             connection.close()
-        if isinstance(answer, dict) and "error" in answer:
+        # Of chromedriver itself: what a script returns may have an "error", too.
+        if isinstance(answer, dict) and {"error", "message", "stacktrace"} <= answer.keys():
             raise AssertionError(f"{answer['error']}: {answer['message'][:800]}")
         return answer
 

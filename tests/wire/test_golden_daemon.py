@@ -600,7 +600,10 @@ class CoderShapes(Checks, ConfiguredTestCase):
         self.check("lsp_client_info", (await ben.call("GET", "/lsps")).json["toy"])
         self.check_stream(ben.events)
 
-    @sends("mcp_state", "mcp_event", "event_mcp_event", "mcp_prompt", "mcp_prompt_argument")
+    @sends(
+        *("mcp_state", "mcp_event", "event_mcp_event", "mcp_prompt", "mcp_prompt_argument"),
+        "used_servers",
+    )
     async def test_tool_servers_are_listed_and_their_states_are_published(self) -> None:
         ben = await self.join(self.folder("toys"))
         for name, server, state in (
@@ -614,6 +617,8 @@ class CoderShapes(Checks, ConfiguredTestCase):
         prompts = (await ben.call("GET", "/mcp/prompts")).json
         self.check("[mcp_prompt]", prompts)
         self.assertEqual([len(prompt["arguments"]) for prompt in prompts], [1])
+        taken = {"servers": [{"name": "toy", **scripted()}]}
+        self.check("used_servers", (await ben.call("POST", "/mcp/servers", taken)).json)
         self.check_stream(ben.events)
 
     @sends("event_tool_output", "tool_output", "event_resync", "resync")

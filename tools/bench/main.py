@@ -5,6 +5,7 @@
   tools/bench/run --base v0.1.0 --crush PATH  against a commit and a Crush binary
   tools/bench/run --base none --fixed-points  against toy servers: bare asyncio, uvicorn+starlette
   tools/bench/run --rows turn,worst,stalls --scale 50     20,000 turns a round
+  tools/bench/growth                          this checkout alone: what grows, and how fast
 
 Every measurement has a server process and a database of its own; the model is a fake in a third
 process. Rounds are interleaved (A B, B A, A B, ...): compare ratios, which are of figures of the

@@ -129,40 +129,50 @@ def hold(stage: Stage) -> Figures:
     return medians(("first", "cancel"), took, 1e3)
 
 
-def published(server: Server, count: int, events: int, pause: float) -> tuple[list[float], float]:
-    """Create sessions while `count` streams are attached; return the latencies of all deliveries,
-    and the seconds from the first request to the last delivery."""
+@dataclass(frozen=True)
+class Deliveries:
+    """What came of events on many streams: the latency of each delivery, the seconds from the first
+    request to the last delivery, and the processor time of the server, without the opening."""
+
+    took: list[float]
+    seconds: float
+    cpu: float
+
+
+def published(server: Server, count: int, events: int, pause: float) -> Deliveries:
+    """Create sessions while `count` streams are attached."""
     streams = [server.stream, *server.subscribe(count - 1)]
     collector = Collector(streams, LAST.encode())
+    before = server.cpu()
     began, took, latest = [], [], 0.0
     for number in range(events):
         time.sleep(pause)
         began.append(time.monotonic())
         server.session(f"s-{number:05d}" + (f" {LAST}" if number == events - 1 else ""))
-    for _, arrivals in collector.result():
+    results = collector.result()
+    cpu = server.cpu() - before
+    for _, arrivals in results:
         seen = [(at, int(found[1])) for at, line in arrivals if (found := TITLE.search(line))]
         if [number for _, number in seen] != list(range(events)):
             raise BenchError(f"events were lost or reordered: {len(seen)} of {events} came")
         took += [at - began[number] for at, number in seen]
         latest = max(latest, seen[-1][0])
-    return took, latest - began[0]
+    return Deliveries(took, latest - began[0], cpu)
 
 
 def publish(stage: Stage) -> Figures:
     with stage.server() as server:
-        took, _ = published(server, 10, stage.times(200), PAUSE)
-    return {"publish": median(took) * 1e6}
+        found = published(server, 10, stage.times(200), PAUSE)
+    return {"publish": median(found.took) * 1e6}
 
 
 def fan_out(stage: Stage) -> Figures:
     streams, events = stage.sized(100), stage.times(600)
     with stage.server("tcp") as server:
         published(server, 1, 20, 0)  # to warm up
-        before = server.cpu()
-        _, seconds = published(server, streams, events, 0)
-        cpu = server.cpu() - before
-    deliveries = streams * events
-    return {"fanout": deliveries / seconds / 1e3, "fanout_cpu": cpu / deliveries * 1e6}
+        found = published(server, streams, events, 0)
+    count = len(found.took)
+    return {"fanout": count / found.seconds / 1e3, "fanout_cpu": found.cpu / count * 1e6}
 
 
 def deltas(stage: Stage) -> Figures:

@@ -7,9 +7,9 @@ the usage so far.
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING, Any
 
+from ...unique import random_hex
 from .base import CallPiece, ModelStop, Piece, ProviderError, Text, Thought, Tokens
 from .decoding import (
     HELD_CHARS,
@@ -157,7 +157,7 @@ class GeminiDecoder:
         id_ = text_field(call, "id")
         self._record.append(call_place(**given, **({"id": id_} if id_ else {})))
         number, self._calls = self._calls, self._calls + 1
-        id_ = id_ or f"call_{uuid.uuid4().hex}"
+        id_ = id_ or f"call_{random_hex(16)}"
         return [CallPiece(number, id_, text_field(call, "name"), written(arguments))]
 
     def _place_text(self, chars: int, given: Entry) -> None:

@@ -12,9 +12,9 @@ ProviderError and never guessed. In short:
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING, Any
 
+from ...unique import random_hex
 from ..jsontext import loads
 from .base import CallPiece, ModelStop, Piece, ProviderError, Text, Thought, Tokens
 from .decoding import (
@@ -165,7 +165,7 @@ class _Calls:
     def _unused_id(self, given: str) -> str:
         """The server's id; a new one if there is none or another call of this answer has it, since
         a result names its call by the id."""
-        found = given if given and given not in self._ids else f"call_{uuid.uuid4().hex}"
+        found = given if given and given not in self._ids else f"call_{random_hex(16)}"
         self._ids.add(found)
         return found
 

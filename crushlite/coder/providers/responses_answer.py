@@ -7,9 +7,9 @@ usage and says how the answer ended; without it the stream is broken.
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING, Any
 
+from ...unique import random_hex
 from .base import CallPiece, ModelStop, Piece, ProviderError, Text, Thought, Tokens
 from .decoding import (
     HELD_CHARS,
@@ -129,7 +129,7 @@ class ResponsesDecoder:
         name = text_field(item, "name")
         if not name:
             raise malformed("a tool call without a name", item)
-        id_ = text_field(item, "call_id") or f"call_{uuid.uuid4().hex}"
+        id_ = text_field(item, "call_id") or f"call_{random_hex(16)}"
         return [CallPiece(opened.call, id_, name)]
 
     def _item_done(self, value: dict[str, Any]) -> list[Piece]:

@@ -11,10 +11,10 @@ import os
 import shutil
 import tempfile
 import threading
-import uuid
 import weakref
 from pathlib import Path
 
+from ...unique import random_hex
 from ...version import NAME
 from ..overflow import shorter
 
@@ -55,7 +55,7 @@ class ResultFiles:
             if not self._folder:
                 self._folder = tempfile.mkdtemp(prefix=f"{NAME}-results-")
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-            path = Path(self._folder, f"result-{uuid.uuid4().hex}.txt")
+            path = Path(self._folder, f"result-{random_hex(16)}.txt")
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
             self._sizes[path] = len(data)

@@ -20,6 +20,7 @@ from tests.support.simulation.network import PORT, Network
 if TYPE_CHECKING:
     import random
 
+    from crushlite.listen import Address, Listener
     from crushlite.wing import OpenWorkspace, WorkspacePart
     from tests.support.simulation.ledger import Ledger
     from tests.support.simulation.loop import LoopClock, SeededLoop
@@ -44,10 +45,10 @@ class _Openings(Wing):
 class SimulatedDaemon(Daemon):
     """The real daemon, without listening sockets: the network asks its server for connections."""
 
-    def _listen(self, address: object) -> Any:
-        return None
+    def _listen(self, address: Address) -> Any:
+        """There is no socket, and so nothing that `start` could listen on."""
 
-    def _bound(self, listener: object) -> None:
+    def _bound(self, listener: Listener) -> None:
         self._guard.add_port(PORT, None)
 
 
