@@ -19,7 +19,7 @@ from tests.support.cli import Relay
 from tests.support.editors import EditorCase, prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from crushlite.agent.scripted import ScriptedRun
     from tests.support.editors import ScriptedEditor
@@ -38,8 +38,8 @@ class LossCase(EditorCase):
     def wrap(self, where: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Replace a method by `wrapper(old, *arguments)`."""
 
-        async def wrapped(*args: Any, **fields: Any) -> Any:
-            return await wrapper(old, *args, **fields)
+        def wrapped(*args: Any, **fields: Any) -> Any:
+            return wrapper(old, *args, **fields)
 
         old = self.replace(where, name, wrapped)
 
@@ -103,13 +103,14 @@ class LostStreamTests(LossCase):
         asked, run = await self.prompted(script, session)
         calls: list[str] = []
 
-        async def messages(old: Any, workspace: Any, session_id: str) -> Any:
+        async def messages(old: Any, workspace: Any, session_id: str) -> AsyncIterator[Any]:
             calls.append(session_id)
             if len(calls) == 1:
                 raise ConnectionFailed("an answer was lost")
-            return await old(workspace, session_id)
+            async for message in old(workspace, session_id):
+                yield message
 
-        self.wrap(RemoteWorkspace, "messages", messages)
+        self.wrap(RemoteWorkspace, "each_message", messages)
         await self.end_unseen(run)
         self.assertEqual(await asked, ENDED)
         self.assertEqual(script.text(), "one two")
@@ -121,14 +122,15 @@ class LostStreamTests(LossCase):
         asked, run = await self.prompted(script, session)
         anna = await self.daemon.join()
 
-        async def messages(old: Any, workspace: Any, session_id: str) -> Any:
-            found = await old(workspace, session_id)
+        async def messages(old: Any, workspace: Any, session_id: str) -> AsyncIterator[Any]:
+            found = [message async for message in old(workspace, session_id)]
             await run.say("two")
             run.release()
             await anna.events.wait_for("run_complete")
-            return found
+            for message in found:
+                yield message
 
-        self.wrap(RemoteWorkspace, "messages", messages)
+        self.wrap(RemoteWorkspace, "each_message", messages)
         self.relay.cut()
         self.assertEqual(await asked, ENDED)
         self.assertEqual(script.text(), "one two")

@@ -146,7 +146,11 @@ class ShimCase(BoundedTestCase):
 
     root: Path
     cwd: str
-    host: tuple[str, ...]  # arguments that lead to the daemon
+
+    @property
+    def host(self) -> tuple[str, ...]:
+        """Arguments that lead to the daemon."""
+        raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
         places = {"HOME": str(self.root), "XDG_RUNTIME_DIR": str(self.root / "run")}
@@ -187,8 +191,11 @@ class ProcessCase(ShimCase):
         os.mkdir(self.cwd)
         (self.root / "run").mkdir(mode=0o700)
         self.address = f"unix://{self.root}/d.sock"
-        self.host = ("--host", self.address, "--agent", "offline")
         self.addAsyncCleanup(self.kill_daemon)
+
+    @property
+    def host(self) -> tuple[str, ...]:
+        return ("--host", self.address, "--agent", "offline")
 
     async def daemon_pid(self) -> int:
         """Raises CrushliteError if there is no daemon."""
@@ -234,7 +241,10 @@ class CoderShimCase(WireCase, ShimCase):
         await super().asyncSetUp()
         (self.root / "run").mkdir(mode=0o700)
         self.cwd = str(self.project)
-        self.host = ("--host", self.unix)
+
+    @property
+    def host(self) -> tuple[str, ...]:
+        return ("--host", self.unix)
 
 
 def prompt(session: str, text: str = "hello") -> dict[str, Any]:
