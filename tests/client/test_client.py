@@ -896,7 +896,7 @@ class ImportTests(ClientTestCase):
         self.assertEqual(found.stderr, "")
         loaded = set(found.stdout.split())
         own = {name for name in loaded if name.startswith("crushlite.")}
-        allowed = ("client", "clock", "errors", "http", "protocol", "records", "version")
+        allowed = ("client", "clock", "errors", "http", "protocol", "records", "unique", "version")
         self.assertEqual({n for n in own if n.split(".")[1] not in allowed}, set())
         heavy = {"sqlite3", "crushlite.http.server", "crushlite.http.connection"}
         self.assertEqual(loaded & heavy, set())
