@@ -235,6 +235,15 @@ class PublishTest(Case):
         self.assertEqual(len(sink.writes), 2)
         self.assertEqual(labels(sink.text), ["1", "2", "3"])
 
+    async def test_events_that_are_published_together_leave_in_one_write(self) -> None:
+        _, sink = self.stream()
+        self.hub.publish("updated", fact("1"), more=True)
+        self.hub.publish("updated", fact("2"))
+        self.assertEqual(sink.writes, [])
+        await self.ticks(1)
+        self.assertEqual(len(sink.writes), 1)
+        self.assertEqual(labels(sink.text), ["1", "2"])
+
     async def test_a_tick_after_a_busy_tick_is_batched_from_its_first_event(self) -> None:
         _, sink = self.stream()
         self.fact(1)
@@ -491,10 +500,13 @@ class StreamTest(Case):
             self.fact(number)
         await self.ticks()
         self.assertEqual(sink.writes, [])
+        self.assertEqual(self.hub.queued_bytes, subscriber.backlog.bytes)
+        self.assertGreater(self.hub.queued_bytes, 0)
         sink.writable = True
         subscriber.resumed()
         self.assertEqual(len(sink.writes), 1)
         self.assertEqual(labels(sink.text), ["1", "2", "3"])
+        self.assertEqual(self.hub.queued_bytes, len(sink.unsent))  # not taken by the socket yet
 
     async def test_a_stream_that_pauses_with_a_batch_open_keeps_the_order(self) -> None:
         subscriber, sink = self.stream(resume=True)
