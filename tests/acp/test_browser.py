@@ -20,7 +20,6 @@ class BrowserTests(ProcessCase):
         await super().asyncSetUp()
         # Only the daemon of the default socket opens the port again at which tabs wait.
         self.address = f"unix://{default_socket(self.environment())}"
-        self.host = ("--host", self.address, "--agent", "offline")
 
     async def test_a_browser_answers_for_an_editor_and_all_go_on_after_a_kill(self) -> None:
         script, _ = await self.editor()
