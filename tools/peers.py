@@ -35,7 +35,7 @@ def stamp_of(root: Path) -> str:
 
 def commands(root: Path, folder: Path, npm: str) -> list[list[str]]:
     python = str(folder / "venv" / "bin" / "python")
-    # The pip of this environment: to put another one there takes as long as all packages.
+    # The pip of this environment: to put another one there takes some seconds.
     pip = [sys.executable, "-I", "-m", "pip", "--python", python, "install", "--quiet"]
     pip.append("--disable-pip-version-check")
     wanted = ["--editable", f"{root}[test]", "-r", str(root / "tests" / "peers/requirements.txt")]

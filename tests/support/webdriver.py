@@ -23,7 +23,7 @@ __all__ = ["Browser", "Window"]
 
 PATIENCE = 60.0  # seconds for a condition in a page
 ANSWER = 60.0  # for chromedriver itself
-# Pages of the browser's own in every window, for an address bar that nobody sees: a fifth of its
+# Pages of the browser's own in every window, for an address bar that nobody sees: needless
 # work. A browser that does not know the names ignores them.
 UNWANTED = "WebUIOmniboxPopup,WebUIOmniboxAimPopup"
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the standard's key for a reference
