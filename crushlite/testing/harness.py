@@ -1,12 +1,16 @@
 """An in-process daemon on a real socket, and readers of its events that wait instead of sleeping.
 
-    async with LocalDaemon() as daemon:                # a ScriptedAgent unless you give yours
-        anna = await daemon.join()                     # a client with an open event stream
-        await anna.prompt(await anna.session(), "hello")
-        run = await daemon.entered(1)                  # the first run is inside the agent
-        await run.say("hi")
-        run.release()
-        done = await anna.events.wait_for("run_complete")
+    class MyTest(unittest.IsolatedAsyncioTestCase):
+        async def test_a_prompt_is_answered(self):
+            async with LocalDaemon() as daemon:            # a ScriptedAgent unless you give yours
+                anna = await daemon.join()                 # a client with an open event stream
+                session = await anna.session()
+                await anna.prompt(session, "hello")
+                run = await daemon.entered(1)              # the first run is inside the agent
+                await run.say("hi")
+                run.release()
+                done = await anna.events.wait_for("run_complete")
+                self.assertEqual(done["text"], "hi")
 
 Every wait is bounded: a hang is a failure that says what was waited for and what came instead.
 """
@@ -202,27 +206,30 @@ class LocalDaemon:
     ) -> None:
         self.agent = agent if agent is not None else ScriptedAgent()
         self.clock = clock or SystemClock()
+        self._settings = settings
+        self._stores = stores
+        self._wings = wings
+        self._tcp = tcp
+        self._auth = auth
         self._clients: list[HTTPClient] = []
         self._readers: list[EventReader] = []
         self._folder = tempfile.TemporaryDirectory(prefix="crushlite-")
         self.root = Path(self._folder.name)
-        (self.root / "project").mkdir()
-        settings = settings or Settings()
-        # The files of the user who runs the tests are not read.
-        home = settings.user_files or str(self.root / "home")
-        self.daemon = Daemon(
-            agent=self.agent,
-            hosts=[f"unix://{self.socket}"] + ["tcp://127.0.0.1:0"] * tcp,
-            auth=auth,
-            settings=dataclasses.replace(settings, user_files=home),
-            clock=self.clock,
-            stores=stores,
-            wings=wings,
-        )
-        self.backend = self.daemon.backend
 
     async def __aenter__(self) -> LocalDaemon:
+        (self.root / "project").mkdir(exist_ok=True)
+        hosts = [f"unix://{self.socket}"] + ["tcp://127.0.0.1:0"] * self._tcp
+        self.daemon = Daemon(
+            agent=self.agent,
+            hosts=hosts,
+            auth=self._auth,
+            settings=self._private(self._settings or Settings()),
+            clock=self.clock,
+            stores=self._stores,
+            wings=self._wings,
+        )
         await self.daemon.start()
+        self.backend = self.daemon.backend
         self.http = self.connect()
         return self
 
@@ -241,6 +248,11 @@ class LocalDaemon:
                 await self.daemon.stop()
         finally:
             self._folder.cleanup()
+
+    def _private(self, settings: Settings) -> Settings:
+        """Settings with which the files of the user who runs the tests are not read."""
+        home = settings.user_files or str(self.root / "home")
+        return dataclasses.replace(settings, user_files=home)
 
     @property
     def socket(self) -> Path:

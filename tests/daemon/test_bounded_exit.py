@@ -62,7 +62,7 @@ ENDLESS = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELE
 
 async def hangs_the_store(turn):
     """A statement that does not end, in the thread of the writer."""
-    store = turn._services.store.store
+    store = turn.workspace.store.store
     started = threading.Event()
     def work(conn):
         started.set()
@@ -77,7 +77,7 @@ async def hangs_the_thread_of_the_store(turn):
     def work(conn):
         started.set()
         threading.Event().wait()
-    turn._services.store.store.submit(work)
+    turn.workspace.store.store.submit(work)
     await asyncio.to_thread(started.wait)
     say(turn)
 
@@ -90,7 +90,7 @@ class Part(WorkspacePart):
                 pass
 
 async def has_a_wing_that_does_not_close(turn):
-    turn._services.parts.append(Part())
+    turn.workspace.parts.append(Part())
     say(turn)
 '''
 AGENTS = (

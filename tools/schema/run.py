@@ -30,7 +30,7 @@ CHECKS = (
 )
 PHASES = "coverage,fuzzing"
 # A stream has no end, and commands would be run.
-EXCLUDED = r"(/events|/shell)$"
+EXCLUDED = r"(/events|/shell|/mcp/servers)$"
 
 
 def environment(folder: Path) -> Path:
