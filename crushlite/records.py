@@ -10,10 +10,15 @@ the rest. From then on there is no difference.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from dataclasses import dataclass as dataclass  # re-exported
 else:
 
@@ -23,6 +28,23 @@ else:
         if not slots:
             raise TypeError("only a class with slots can be completed later: pass slots=True")
         return lambda cls: _Pending(options).prepare(cls)
+
+
+def copied(record: T) -> T:
+    """A shallow copy of an instance of a dataclass that has all its fields in its `__init__`. Takes
+    a quarter of the time of `copy.copy`, which a turn would call twenty times."""
+    cls: Any = type(record)
+    made: T = cls(*_values(cls)(record))
+    return made
+
+
+@functools.cache
+def _values(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that reads all fields of an instance."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    if len(names) == 1:
+        return lambda record: (getattr(record, names[0]),)
+    return operator.attrgetter(*names)
 
 
 class _Pending:

@@ -18,7 +18,6 @@ Knows nothing of: runs, turns, permissions, HTTP.
 
 from __future__ import annotations
 
-import copy
 import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, TypeVar
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..errors import SessionNotFound
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import FinishPart, Message, ReasoningPart, TextPart, ToolCallPart
-from ..records import dataclass
+from ..records import copied, dataclass
 from ..store import (
     listing,
     messages as message_rows,
@@ -260,7 +259,8 @@ class Transcript:
         scope = self._store.scope
         newest = [live for live in messages if live.written < live.version]
         places = [live.place for live in newest if not live.written]
-        snapshots = [live.snapshot() for live in newest]
+        # What has not changed since it began is stored by the insert.
+        snapshots = [live.snapshot() for live in newest if live.version > 1]
 
         def save(conn: Connection) -> None:
             for place in places:
@@ -493,9 +493,9 @@ def _overlaid(rows: list[Message], seen: dict[str, LiveMessage]) -> list[Message
 
 
 def _copy(message: Message) -> Message:
-    copied = copy.copy(message)
-    copied.parts = [copy.copy(part) for part in message.parts]
-    return copied
+    made = copied(message)
+    made.parts = [copied(part) for part in message.parts]
+    return made
 
 
 def _length(message: Message) -> int:

@@ -127,11 +127,17 @@ class Message:
     @property
     def text(self) -> str:
         """The first text part, the only one that clients show; empty if there is none."""
-        return next((part.text for part in self.parts if isinstance(part, TextPart)), "")
+        for part in self.parts:  # a loop: this is asked for each message of each request to a model
+            if isinstance(part, TextPart):
+                return part.text
+        return ""
 
     @property
     def finish(self) -> FinishPart | None:
-        return next((part for part in self.parts if isinstance(part, FinishPart)), None)
+        for part in self.parts:
+            if isinstance(part, FinishPart):
+                return part
+        return None
 
     @property
     def tool_calls(self) -> list[ToolCallPart]:

@@ -13,7 +13,17 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from crushlite import records
-from crushlite.records import dataclass
+from crushlite.protocol.messages import (
+    FinishPart,
+    Message,
+    Part,
+    ReasoningPart,
+    ShellCommandPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from crushlite.records import copied, dataclass
 
 
 @dataclass(slots=True)
@@ -134,3 +144,19 @@ class RecordTests(unittest.TestCase):
     def test_a_class_without_slots_is_refused(self) -> None:
         with self.assertRaises(TypeError):
             records.dataclass(slots=False)(object)
+
+
+class CopyTests(unittest.TestCase):
+    def test_a_copy_has_every_field_and_is_another_object(self) -> None:
+        parts: list[Part] = [
+            *(TextPart("a"), ReasoningPart("b", "c", 1, 2), ToolCallPart("d", "e", "f", "g", True)),
+            *(ToolResultPart("h", "i", "j", "k", True, "l", "m"), ShellCommandPart("n", "o", 3)),
+            FinishPart("p", 4, "q", "r", True),
+        ]
+        message = Message("s", "t", "u", parts, "v", "w", 5, 6, True)
+        for record in (message, *parts):
+            with self.subTest(type(record).__name__):
+                made = copied(record)
+                self.assertEqual(made, record)
+                self.assertIsNot(made, record)
+                self.assertIs(type(made), type(record))
