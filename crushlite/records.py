@@ -4,7 +4,8 @@ The standard decorator compiles up to seven methods for every class when its mod
 the 170 classes that a daemon imports this took a quarter of its start. This one makes only the
 class with its `__slots__`. The first construction of an instance, or the first look at
 `__dataclass_fields__` (by `fields`, `is_dataclass` and the like), has the standard decorator add
-the rest. From then on there is no difference.
+the rest, except for comparing, hashing and showing: those are made here, without compiling
+anything. From then on there is no difference.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import reprlib
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,9 +43,13 @@ def copied(record: T) -> T:
 @functools.cache
 def _values(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
     """A function that reads all fields of an instance."""
-    names = [field.name for field in dataclasses.fields(cls)]
-    if len(names) == 1:
-        return lambda record: (getattr(record, names[0]),)
+    return _reader([field.name for field in dataclasses.fields(cls)])
+
+
+def _reader(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that reads these attributes of an object."""
+    if len(names) < 2:  # of one name, attrgetter gives no tuple
+        return lambda record: tuple(getattr(record, name) for name in names)
     return operator.attrgetter(*names)
 
 
@@ -95,14 +101,53 @@ class _Pending:
             cls = self._plain
             written = set(cls.__dict__)
             cls.__doc__ = cls.__doc__ or cls.__name__  # or a signature would be made for it
-            dataclasses.dataclass(cls, **self._options)
+            plain = not self._options.get("order")  # ordering is left to the standard, all of it
+            options = self._options | ({"eq": False, "repr": False} if plain else {})
+            dataclasses.dataclass(cls, **options)
             made = {name: value for name, value in cls.__dict__.items() if name not in written}
-            made["__hash__"] = cls.__hash__
+            if plain:
+                made |= self._methods(dataclasses.fields(cls), written)
+            else:
+                made["__hash__"] = cls.__hash__
             for name, value in made.items():
                 if name not in _FROZEN and name != "__init__":
                     setattr(self._slotted, name, value)
             self._slotted.__init__ = cls.__init__
             self._completed = True
+
+    def _methods(
+        self, fields: tuple[dataclasses.Field[Any], ...], written: set[str]
+    ) -> dict[str, Any]:
+        """What the standard decorator would add to compare, to hash and to show instances of a
+        class with these fields; not what its author has written."""
+        made: dict[str, Any] = {}
+        if self._options.get("repr", True):
+            made["__repr__"] = _repr_method([field.name for field in fields if field.repr])
+        if self._options.get("eq", True):
+            values = _reader([field.name for field in fields if field.compare])
+            made["__eq__"] = _eq_method(values)
+            made["__hash__"] = (
+                (lambda record: hash(values(record))) if self._options.get("frozen") else None
+            )
+        return {name: method for name, method in made.items() if name not in written}
+
+
+def _eq_method(values: Callable[[Any], tuple[Any, ...]]) -> Callable[[object, object], Any]:
+    def equal(record: object, other: object) -> Any:
+        if other.__class__ is not record.__class__:
+            return NotImplemented
+        return values(record) == values(other)
+
+    return equal
+
+
+def _repr_method(names: list[str]) -> Callable[[object], str]:
+    @reprlib.recursive_repr()
+    def show(record: object) -> str:
+        shown = ", ".join([f"{name}={getattr(record, name)!r}" for name in names])
+        return f"{type(record).__qualname__}({shown})"
+
+    return show
 
 
 def _refuse(instance: object, name: str, value: object = None) -> None:

@@ -96,6 +96,48 @@ class RecordTests(unittest.TestCase):
         with self.assertRaises(ValueError):
             Frozen(-1)
 
+    def test_comparing_hashing_and_showing_are_as_the_standard_decorator_makes_them(self) -> None:
+        def fields(own: Any, **options: bool) -> Any:
+            class Record:
+                first: int
+                second: str = own.field(default="x", repr=False)
+                third: int = own.field(default=3, compare=False)
+
+                def __str__(self) -> str:
+                    return "written"
+
+            return own.dataclass(slots=True, **options)(Record)
+
+        class Ours:
+            dataclass, field = staticmethod(dataclass), staticmethod(field)
+
+        choices: tuple[dict[str, bool], ...] = (
+            {},
+            {"frozen": True},
+            {"eq": False},
+            {"repr": False},
+            {"order": True},
+        )
+        for options in (*choices, {"frozen": True, "order": True}, {"frozen": True, "eq": False}):
+            with self.subTest(str(options)):
+                looks: list[list[object]] = []
+                for cls in (fields(Ours, **options), fields(dataclasses, **options)):
+                    one, same, other = cls(1), cls(1, third=9), cls(2)
+                    text = repr(one) if options.get("repr", True) else ""
+                    looks.append([text, str(one), one == same, one == other, one != same])
+                    looks[-1] += [one == 1, cls.__hash__ is None, cls.__match_args__]
+                    if options.get("frozen") and options.get("eq", True):
+                        looks[-1] += [hash(one) == hash(same), hash(one) == hash(other)]
+                    if options.get("order"):
+                        looks[-1] += [one < other, sorted([other, one])[0] == one]
+                self.assertEqual(looks[0], looks[1])
+
+    def test_a_record_that_holds_itself_can_be_shown_and_kinds_are_never_equal(self) -> None:
+        plain = Plain(1)
+        plain.words.append(plain)  # type: ignore[arg-type]
+        self.assertEqual(repr(plain), "Plain(number=1, words=[...], note='none')")
+        self.assertNotEqual(Plain(1), Derived(1))
+
     def test_nothing_is_made_before_the_first_use_and_everything_once(self) -> None:
         with mock.patch("dataclasses.dataclass", side_effect=dataclasses.dataclass) as made:
             uses = (
