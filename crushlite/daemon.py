@@ -20,6 +20,7 @@ import logging
 import resource
 import signal
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,6 @@ from .listen import (
     private_directory,
 )
 from .settings import Settings
-from .store import Stores
 from .threads import DaemonThreads
 from .unique import new_id
 from .watchdog import Watchdog
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from .agent.base import AgentFactory
     from .clock import Clock
-    from .store import Store
+    from .store import Store, Stores
     from .wing import Wing
 
 log = logging.getLogger(__name__)
@@ -114,14 +114,14 @@ class Daemon:
         needed = (self.settings.drain, self.settings.cancel_grace + STOP_SECONDS / 2)
         self._stop_seconds = max(STOP_SECONDS, *needed)
         self.wings = standard_wings() if wings is None else list(wings)
-        self._stores = stores or Stores(clock=self.clock, boot_id=new_id())
+        self._given_stores = stores
         factory = agents or agent_factory(agent)
         setups = (wing.setup(factory, self.settings) for wing in self.wings)
         self.backend = Backend(
             setup=next(filter(None, setups), None) or PlainSetup(factory),
             clock=self.clock,
             settings=self.settings,
-            stores=self._stores,
+            stores=lambda: self._stores,
             wings=self.wings,
         )
         for wing in self.wings:
@@ -136,6 +136,13 @@ class Daemon:
             translate=translate,
             has_token=self._guard.has_token,
         )
+
+    @cached_property
+    def _stores(self) -> Stores:
+        """Made when the first store is opened: SQLite, and what uses it, come with it."""
+        from .store import Stores
+
+        return self._given_stores or Stores(clock=self.clock, boot_id=new_id())
 
     @property
     def urls(self) -> list[str]:

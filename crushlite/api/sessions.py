@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ..errors import BadRequest
 from ..protocol.codec import dumps, encode
 from ..protocol.sessions import FileRead, Session
-from ..store import files as file_rows
 from .context import EMPTY, answer, answer_list, body
 
 if TYPE_CHECKING:
@@ -81,32 +80,27 @@ async def all_user_messages(context: Context, request: Request) -> Response:
 
 async def history(context: Context, request: Request) -> Response:
     """Every stored version of every file the session changed."""
-    store = context.workspace(request).store
-    return answer(await store.read(file_rows.list_files, request.params["sid"]))
+    return answer(await context.workspace(request).files(request.params["sid"]))
 
 
 async def read_files(context: Context, request: Request) -> Response:
     """What the session has read, the last read first."""
-    store = context.workspace(request).store
-    return answer(await store.read(file_rows.list_read, request.params["sid"]))
+    return answer(await context.workspace(request).files_read(request.params["sid"]))
 
 
 async def mark_read(context: Context, request: Request) -> Response:
-    workspace = context.workspace(request)
     wanted = body(FileRead, request)
     if not wanted.path or "\0" in wanted.path:
         raise BadRequest("path must not be empty or contain NUL")
-    read = wanted.session_id, wanted.path, workspace.clock.now()
-    await workspace.store.write(file_rows.mark_read, *read)
+    await context.workspace(request).mark_read(wanted.session_id, wanted.path)
     return EMPTY
 
 
 async def last_read(context: Context, request: Request) -> Response:
-    workspace = context.workspace(request)
     session, path = request.query_one("session_id"), request.query_one("path")
     if not session or not path:
         raise BadRequest("session_id and path are required")
-    at = await workspace.store.read(file_rows.last_read, session, path)
+    at = await context.workspace(request).last_read(session, path)
     if at is None:
         return answer(NEVER)
     return answer(datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"))

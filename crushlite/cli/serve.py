@@ -18,7 +18,6 @@ from ..claims import Graces
 from ..clock import SystemClock
 from ..itself import PACKAGE, pasted_command
 from ..settings import Settings
-from ..store.directory import in_use, is_owned
 from ..version import __version__
 from .helptext import DefaultsFormatter, seconds
 from .text import discard_stdout
@@ -163,6 +162,8 @@ def run(options: argparse.Namespace) -> int:
         data_dir=os.path.abspath(options.data_dir) if options.data_dir else "",
     )
     if settings.data_dir:
+        from ..store.directory import in_use, is_owned
+
         with contextlib.suppress(OSError):  # only the opening decides, and says what else is wrong
             if is_owned(Path(settings.data_dir)):
                 raise in_use(Path(settings.data_dir))

@@ -24,10 +24,9 @@ from ..errors import BadRequest, ChannelMismatch, SessionBusy, WorkspaceNotFound
 from ..realpath import real_path
 from ..unique import new_id
 from ..wing import Opening
-from .endings import Endings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..claims import ClaimTimer, Effect
     from ..clock import Clock, Timer
@@ -36,13 +35,15 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..store import Store, Stores
     from ..wing import Profile, Setup, Wing
+    from .endings import Endings
     from .workspace import Workspace
 
 log = logging.getLogger(__name__)
 
 
 class Backend:
-    """`setup` decides how workspaces are set up; `wings` get to know each one that opens."""
+    """`setup` decides how workspaces are set up; `wings` get to know each one that opens. `stores`
+    is first called when one opens."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Backend:
         setup: Setup,
         clock: Clock,
         settings: Settings,
-        stores: Stores,
+        stores: Callable[[], Stores],
         wings: Sequence[Wing] = (),
     ) -> None:
         self.leaving = asyncio.Event()  # the decision to leave has been made
@@ -166,7 +167,7 @@ class Backend:
     async def _build(self, key: Path, path: Path, request: CreateWorkspace) -> Workspace:
         opening = Opening(key, path, _environment(request.env), self._data_dir(path, request))
         profile = await self._setup.profile(opening)
-        store = await self._stores.open(profile.data_dir)
+        store = await self._stores().open(profile.data_dir)
         try:
             workspace = self._workspace(opening, request, profile, store)
         except BaseException:
@@ -224,6 +225,8 @@ class Backend:
     def _endings_of(self, store: Store) -> Endings:
         """One for all workspaces in a store. What it could not write outlives the store's closing,
         and is written when that file is opened again."""
+        from .endings import Endings  # with the first workspace: it needs the store
+
         endings = self._endings.get(store.data_dir)
         if endings is None:
             endings = self._endings[store.data_dir] = Endings(store, self._clock)
@@ -231,7 +234,7 @@ class Backend:
 
     async def _release_store(self, store: Store) -> None:
         try:
-            await self._stores.release(store)
+            await self._stores().release(store)
         finally:
             endings = self._endings.get(store.data_dir)
             if endings is not None and endings.idle:

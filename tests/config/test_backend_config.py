@@ -61,11 +61,12 @@ class WhoseConfigurationTests(unittest.IsolatedAsyncioTestCase):
 
         with mock.patch.dict(os.environ, daemon, clear=True):
             clock, roots = SystemClock(), Roots(etc=self.root / "etc")
+            stores = Stores(clock=clock, boot_id="boot")
             backend = Backend(
                 setup=ConfigSetup(roots, agents, allow_commands=False),
                 clock=clock,
                 settings=Settings(),
-                stores=Stores(clock=clock, boot_id="boot"),
+                stores=lambda: stores,
             )
             path = str(self.root / "project")
             request = CreateWorkspace(path=path, client_id=str(uuid.uuid4()), env=client)

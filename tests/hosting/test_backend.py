@@ -106,7 +106,7 @@ class BackendTestCase(unittest.IsolatedAsyncioTestCase):
             setup=PlainSetup(self.make_agent),
             clock=self.clock,
             settings=self.settings,
-            stores=self.openings.stores,
+            stores=lambda: self.openings.stores,
         )
         self.backend.begin()
         self.addAsyncCleanup(self.finish)

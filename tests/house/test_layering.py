@@ -219,6 +219,7 @@ class LayeringTests(unittest.TestCase):
         late = (
             *("hosting.workspace", "hosting.turn", "config.loading", "coder.loop", "undo.changes"),
             *("importlib.resources", "skills.part", "mcp.part", "lsp.part", "acp_agents.part"),
+            *("store", "sqlite3"),
         )
         found = [name for name in late if {name, f"crushlite.{name}"} & set(loaded)]
         self.assertEqual(found, [])
