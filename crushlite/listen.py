@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from .errors import UsageError
 from .records import dataclass
+from .unique import random_text
 from .version import NAME
 
 if TYPE_CHECKING:
@@ -242,10 +243,8 @@ class TokenFile:
 
     def __init__(self, directory: Path, port: int) -> None:
         """Writes the file. Raises UsageError if that is not possible."""
-        import secrets  # only here: clients import this module, and it takes 2 ms
-
         self.path = directory / f"tcp-{port}.token"
-        self.token = secrets.token_urlsafe(32)
+        self.token = random_text(32)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with contextlib.suppress(FileNotFoundError):

@@ -6,6 +6,7 @@ command takes to start.
 
 from __future__ import annotations
 
+import base64
 import os
 
 
@@ -16,6 +17,11 @@ def new_id() -> str:
     number[8] = number[8] & 0x3F | 0x80  # the variant
     text = number.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def random_text(size: int) -> str:
+    """As many random bytes, in letters, digits, "-" and "_": a key, or a part of a URL."""
+    return base64.urlsafe_b64encode(os.urandom(size)).rstrip(b"=").decode("ascii")
 
 
 def random_hex(size: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
@@ -103,4 +102,6 @@ async def last_read(context: Context, request: Request) -> Response:
     at = await context.workspace(request).last_read(session, path)
     if at is None:
         return answer(NEVER)
+    from datetime import UTC, datetime  # only now: it takes 2 ms to load
+
     return answer(datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"))

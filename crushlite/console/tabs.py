@@ -24,13 +24,12 @@ import hmac
 import json
 import os
 import re
-import secrets
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..listen import default_socket, private_directory
 from ..records import dataclass
-from ..unique import random_hex
+from ..unique import random_hex, random_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +63,7 @@ class Tabs:
     def add(self, port: int, host: str) -> tuple[str, str]:
         """Make a key for a page, and store it. Returns its id and the key. Raises UsageError."""
         tabs = self._of(port)
-        tab_id, key = secrets.token_urlsafe(16), secrets.token_urlsafe(32)
+        tab_id, key = random_text(16), random_text(32)
         tabs[tab_id] = Tab(key, host, self._clock.now())
         for oldest in sorted(tabs, key=lambda each: tabs[each].used)[:-TABS]:
             del tabs[oldest]
@@ -169,7 +168,7 @@ class Challenges:
             return None
         now = self._clock.time()
         self._open = {each: found for each, found in self._open.items() if found.deadline > now}
-        made = _Challenge(host, nonce, secrets.token_urlsafe(24), now + CHALLENGE_SECONDS)
+        made = _Challenge(host, nonce, random_text(24), now + CHALLENGE_SECONDS)
         self._open[name] = made
         return made.own_nonce, made.proof(key, "daemon", name)
 

@@ -19,7 +19,6 @@ import hmac
 import logging
 import os
 import re
-import secrets
 import time
 from collections import OrderedDict
 from functools import cached_property
@@ -33,7 +32,7 @@ from ..http.messages import HTTPError, Response
 from ..listen import default_socket, private_directory
 from ..protocol.web import WebAddress, WebRequest
 from ..records import dataclass
-from ..unique import random_hex
+from ..unique import random_hex, random_text
 from ..wing import Wing
 from .tabs import Challenges, Tabs
 from .wire import WebChallenge, WebCode, WebHello, WebProof, WebTab, WebToken
@@ -132,7 +131,7 @@ class Codes:
         self._open: OrderedDict[bytes, _Invitation] = OrderedDict()  # by digest
 
     def issue(self, port: int, path: str = "") -> str:
-        code = secrets.token_urlsafe(24)
+        code = random_text(24)
         deadline = self._clock.time() + CODE_SECONDS
         self._open[_digest(code)] = _Invitation(port, path, deadline)
         if len(self._open) > CODES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING, Any
 
 from ..api.context import EMPTY, answer, body
@@ -47,7 +46,9 @@ async def states(context: Context, request: Request) -> Response:
 def _state(server: Server) -> McpState:
     when = NEVER
     if server.connected_at is not None:
-        moment = datetime.datetime.fromtimestamp(server.connected_at, datetime.UTC)
+        from datetime import UTC, datetime  # only now: it takes 2 ms to load
+
+        moment = datetime.fromtimestamp(server.connected_at, UTC)
         when = moment.isoformat().replace("+00:00", "Z")
     return McpState(
         name=server.name,
