@@ -22,14 +22,15 @@ def frame_of(action: str, payload: object) -> bytes:
 class Event:
     """One published event. Consumers in this process read `payload`, so the publisher must not
     change it any more; an event that is replayed has none. `seq` is 0 for an open request that is
-    shown again."""
+    shown again, and for a growing message at the start of a linear stream."""
 
     seq: int
     action: str
     kind: str
     payload: object
-    frame: bytes  # what every stream gets; empty for tool output, which only streams with ids get
-    id_line: bytes  # what streams with ids get before the frame; tool output is in here
+    # What every stream gets; empty for what is not in the base protocol: tool output, retries.
+    frame: bytes
+    id_line: bytes  # what streams with ids get before the frame, or, if that is empty, in its place
     key: str | None  # the message that this is growth of
     supersedes: str | None  # the message whose queued growth this removes
     size: int

@@ -1,4 +1,5 @@
-"""Injected time: every timer, deadline and timestamp of the package comes from a Clock.
+"""Injected time: every timer, deadline and timestamp of the hosting, the hub and HTTP comes from a
+Clock; waits for threads and processes are in real time.
 
 `time()` is monotonic and drives timers; `now()` is wall-clock seconds for records. Nothing is
 ever ordered by `now()`: clocks jump, sequence numbers do not.

@@ -11,9 +11,9 @@ How an event travels. `publish` encodes it once and gives it the next number. Su
 one of four groups: *base*, *tagged* and *linear* (their sink takes bytes and nothing is queued) and
 *waiting* (a paused sink, a sink not yet opened, or a consumer in this process). Waiting ones get
 the event into their queue at once. The other groups are written to directly: the first event after
-a loop tick without events immediately, later ones of that tick together at its end, joined once per
-group. A subscriber changes groups only when no such batch is open, so that it gets every event
-once and in order.
+a loop tick without events immediately, unless `more` follows, later ones of that tick together at
+its end, joined once per group. A subscriber changes groups only when no such batch is open, so that
+it gets every event once and in order.
 
 Linear streams get growth as what was appended. That continues what they have, because they begin
 with the growing messages as they are then, and get every event after that in order; where growth
@@ -388,9 +388,10 @@ class Hub:
         """Send an event to every subscriber; return its number, or 0 if the hub is closed.
 
         `growth` marks an update of a message in which text or reasoning got longer and nothing
-        else. Output of a running tool is always growth, and goes to streams with ids only.
-        `more` says that the caller publishes more at once: one write for all of it. Raises only for
-        a payload that is no event, never because of a subscriber.
+        else. Output of a running tool is always growth. What is not in the base protocol
+        (tool output, retries) goes to streams with ids only. `more`: do not write yet; it leaves
+        with what follows, at the latest in the next tick. Raises only for a payload that is no
+        event, never because of a subscriber.
         """
         if self.closed:
             return 0

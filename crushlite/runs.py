@@ -2,7 +2,7 @@
 
 Nothing in it awaits, sleeps, stores or publishes: a call changes the machine, returns what must be
 done now as data (*effects*), and is over. Nothing outside it decides about the state of a run:
-hosting/runner.py performs the effects, in the order of the list.
+hosting/runner.py performs the effects, which are begun in the order of the list.
 
 Theory of operation
 -------------------
@@ -16,17 +16,20 @@ covers every prompt accepted before it, and cannot touch one accepted after it.
     FOLDED     it joined the turn of the active run (its *carrier*) and ends with it: a *rider*
     ENDING     how it ends is decided; its ending is being written and is not published yet
     UNSAVED    its ending was published, but the store could not write it yet
-    ENDED      its ending is written and published; the machine has forgotten it
+    ENDED      its ending is written (or given up) and published, in one step unless it was
+               UNSAVED; the machine has forgotten it
     WITHDRAWN  it was never promised, because its row could not be committed; forgotten as well
 
-    durable    its row is committed, so the client may be answered 202. Only a durable run starts
-               or ends. One that is first in line but not durable holds the line.
+    durable    its row is committed, so the client may be answered 202 (a summary has none and is
+               durable at once). Only a durable run starts or ends. One that is first in line but
+               not durable holds the line.
     doom       CANCELED or CLEARED once a request asked for it; the first mark stays. A doomed
                active run stays ACTIVE until its turn has unwound; one that waits never starts.
     outcome    how it ends: set when it becomes ENDING.
 
 Derived, never stored: *live* is ACCEPTED, ACTIVE, FOLDED or ENDING; *busy* is any live run in the
-session; *queued* is ACCEPTED, not doomed, with another run ahead of it in line.
+session; *queued* is ACCEPTED, not doomed, with another run ahead of it in line (cleared
+runs that are being recorded do not count).
 
 Every call ends by settling the line. The first run that is not UNSAVED decides: if it is ACCEPTED
 and durable, it goes to ENDING if it is doomed, and else starts, unless an UNSAVED run is ahead of
@@ -242,7 +245,8 @@ class Runs:
         return run
 
     def durable(self, run: Run) -> list[Effect]:
-        """The run's row is committed: it is promised and will end exactly once."""
+        """The run's row is committed (a summary has none): it is promised and will end exactly
+        once."""
         self._require(run, run.state is RunState.ACCEPTED and not run.durable, "durable")
         effects: list[Effect] = []
         run.durable = True
@@ -266,8 +270,8 @@ class Runs:
         return self._cancel(session_id, self.live(session_id))
 
     def cancel_run(self, run: Run) -> Canceled:
-        """Doom one run, and its riders with it, and no other. One that is queued ends now, as by
-        `remove`. Raises NotQueued for a rider: its turn is its carrier's."""
+        """Doom one run; its riders end with it. One that is queued ends now, as by `remove`.
+        Raises NotQueued for a rider: its turn is its carrier's."""
         self._require(run, not run.over, "cancel_run")
         if run.state is RunState.FOLDED and run.carrier is not None:
             raise NotQueued(f"run {run.run_id} is in the turn of {run.carrier.run_id}: cancel that")

@@ -9,7 +9,8 @@ wing; a wing imports the core and plugs in here. It is handed over as a plain ob
             return [Entry("GET", "/v1/workspaces/{id}/notes", self.list_notes, gives=list[str])]
 
         async def open(self, workspace):
-            return NotesOfWorkspace(workspace.store)    # a Part: lives as long as the workspace
+            # A WorkspacePart: it lives as long as the workspace.
+            return NotesOfWorkspace(workspace.store)
 
     Daemon(agent=mine, wings=[Notes()]).run()
 
@@ -160,7 +161,7 @@ class WorkspacePart:
         return ()
 
     # What agents do, asked one part after the other. Each must answer in a bounded time. One that
-    # raises counts as a refusal where it is asked before something happens.
+    # raises counts as a refusal of a prompt or a tool call; elsewhere it has said nothing.
 
     guards_prompts = False  # prompts that were sent to steer a turn get one of their own
 

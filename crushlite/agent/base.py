@@ -276,10 +276,10 @@ class Turn(Protocol):
         on_output: Callable[[bytes], None] | None = None,
         read_only: bool = False,
     ) -> Command:
-        """Start a command: a text for the shell, or a list of arguments to run without one. All its
-        processes are dead before this run is reported ended, unless it was kept. What it changes in
-        the workspace is recorded in the file history, unless `read_only` says that it changes
-        nothing."""
+        """Start a command: a text for the shell, or a list of arguments to run without one. Unless
+        it was kept, all its processes are killed, and have had some seconds to die, before this run
+        is reported ended. What it changes in the workspace is recorded in the file history, unless
+        `read_only` says that it changes nothing."""
 
     async def watch_files(self) -> None:
         """Record what changes in the workspace from now until the turn ends in the file history, as
@@ -477,7 +477,8 @@ class Agent:
         return info if isinstance(info, Info) else Info()
 
     async def ready(self) -> None:
-        """Let the agent prepare itself; awaited once per workspace, in its first run."""
+        """Let the agent prepare itself; awaited in its first run, once per workspace and agent, and
+        again if it failed."""
         await self._call("ready")
 
     @property
@@ -495,7 +496,8 @@ class Agent:
         await self._call("summarize", turn)
 
     async def aclose(self) -> None:
-        """Let the agent release what it holds; awaited when the workspace closes."""
+        """Let the agent release what it holds; awaited when the workspace closes, or when it was
+        replaced and nothing runs."""
         await self._call("aclose")
 
 

@@ -32,8 +32,8 @@ async def info(context: Context, request: Request) -> Response:
 
 
 async def prompt(context: Context, request: Request) -> Response:
-    """Accept a prompt. Nothing is awaited before it is in line: prompts of a session start in the
-    order in which they arrived."""
+    """Accept a prompt. Nothing is awaited before it is in line, except that a body above 64 KiB is
+    read in a thread: prompts of a session start in the order in which their bodies were read."""
     workspace = context.workspace(request)
     state = await workspace.runs.prompt(body(Prompt, request))
     location = f"/v1/workspaces/{workspace.id}/runs/{quote(state.run_id, safe='')}"

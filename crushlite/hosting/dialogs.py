@@ -104,7 +104,8 @@ class _Dialogs(Generic[R, A]):
         self._interactive = interactive
         self._unattended = unattended
         self._numbers = itertools.count()
-        self._entries: dict[str, dict[str, _Entry[R, A]]] = {}  # by id, oldest first; never empty
+        # By queue, then by id, oldest first; no queue is empty.
+        self._entries: dict[str, dict[str, _Entry[R, A]]] = {}
         self._opening: set[str] = set()  # queues in _open_next
         self._winners: OrderedDict[str, str] = OrderedDict()  # closed id -> who answered
 

@@ -39,8 +39,9 @@ LONGEST_PAUSE = 5.0  # doubled each time up to this
 
 @dataclass(eq=False, slots=True)
 class Ending:
-    """What one ending writes. `written` is called once if it waited here: with the session when it
-    was written, or with None if it was given up, because its session is gone or it is refused."""
+    """What one ending writes. `written` is called once if `commit` has raised and kept it (`late`):
+    with the session when it was written, or with None if it was given up, because its session is
+    gone or it is refused."""
 
     key: tuple[str, str]  # scope and session
     run_ids: tuple[str, ...]
@@ -60,7 +61,7 @@ class Endings:
         store.on_healed(self._wake)
         self._waiting: dict[tuple[str, str], list[Ending]] = {}  # by session, none of them empty
         self._users = 0  # workspaces
-        self._reason = ""  # why, as the store last said
+        self._reason = ""  # why the last try failed
         self._pause = FIRST_PAUSE
         self._timer: Timer | None = None
         self._pass = asyncio.Lock()  # one pass over what waits at a time

@@ -6,8 +6,8 @@ its neighbours in wing.py). An agent that asks before it runs a tool (`Turn.befo
 a changed input. Of one that does not, the tools are checked when it asks for a permission; there a
 changed input counts as a refusal, because the agent would run what it had in mind.
 
-A part that fails counts as a refusal where it was asked before something is done. One that fails to
-say what it offers to the agent costs its own offers, not the turn.
+A part that fails counts as a refusal of a prompt or a tool call; elsewhere it has said nothing. One
+that fails to say what it offers to the agent costs its own offers, not the turn.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TurnGuards:
     ) -> None:
         """`above` are the guards of the turn that a sub-agent works for: a halt ends both."""
         self.context = ""  # what the parts add to the prompt
-        self.may_stop = False  # the agent has asked whether the turn may end
+        self.stop_asked = False  # the agent has asked whether the turn may end
         self._parts = parts
         self._author = author
         self._top = above or self
@@ -207,7 +207,7 @@ class TurnGuards:
     async def stop(self, text: str) -> str:
         """Ask before the turn ends, with the agent's last words. Returns what must be done first;
         empty if it may end."""
-        self.may_stop = True
+        self.stop_asked = True
         if self.halted or self._stops >= MOST_STOPS:
             return ""
         wanted: list[str] = []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PROMPT = "prompt"
 SHOWN_PROMPT = 200  # characters of a prompt in a list of runs
-SUMMARIZE = "summarize"  # the kind of run that is not a prompt: it has no row and no messages
+SUMMARIZE = "summarize"  # not a prompt: no row, no user message, no run_complete
 
 
 class Used(TypedDict):
@@ -57,10 +57,11 @@ class LiveRun:
         self.turn: LiveTurn | None = None  # of a folded run, that of the run it was folded into
         self.agent: Agent | None = None  # for the models that its prompt chose; None: the usual one
         self.agent_task: asyncio.Task[None] | None = None
-        self.agent_gone: asyncio.Future[None] = loop.create_future()  # or it was given up
+        # Done when the agent has returned or was given up.
+        self.agent_gone: asyncio.Future[None] = loop.create_future()
         self.grace: Timer | None = None  # after which a cancelled agent is given up
         self.deadline: Timer | None = None  # after which its agent is cancelled: max_seconds
-        self.overdue = False  # it was
+        self.overdue = False  # max_seconds has passed while the agent worked
         self.started_at = 0.0
         # the ending
         self.cause: BaseException | None = None  # what the turn failed of,
@@ -73,9 +74,9 @@ class LiveRun:
         self.ended: asyncio.Future[None] = loop.create_future()
 
     async def committed(self) -> bool:
-        """Wait for the commit of its row. True: the row is new, and the run is promised. False:
-        there was a row already, of a run that has ended. Raises the error of the store if the row
-        could not be written."""
+        """Wait for the commit of its row. True: the run is promised. False: its row belongs to
+        an earlier run with this id. Raises the error of the store if the row could not be
+        written."""
         if self._commit is None:
             # A future for each caller: one that is cancelled must not cancel the others. And they
             # wake before anything that is scheduled after `resolve_commit`.
@@ -128,8 +129,8 @@ class LiveRun:
         )
 
     def end(self, carrier: LiveRun, now: float) -> None:
-        """How it ends is decided, by the turn of this run, which may be itself. Clients learn it
-        when the ending is out."""
+        """How it ends is decided. `carrier` is the run whose turn it was: itself, unless it was
+        folded. Clients learn it when the ending is out."""
         self.ended_at = now
         self.message_id, self.text = carrier.message_id, carrier.text
         if self.run.outcome is Outcome.FAILED and carrier.failure is not None:

@@ -3,14 +3,15 @@
     accept    the run joins its line; the insert of its row is queued
     durable   the row is committed: the 202 goes out
     Start     user message, agent task, turn task
-    finish    the agent has returned or was given up; its requests are closed, its commands dead
+    finish    the agent has returned or was given up; its requests are closed, its commands killed
     Record    the messages are closed; COMMIT; recorded; agent_event and run_complete go out
     Start     of the next run in line
 
 A turn has two tasks. The *agent task* runs the agent and nothing else, and is the only thing that a
 cancel touches. The *turn task* waits until the agent has returned or the cancel grace is over, and
 records the ending, which is thus never written by code that may be cancelled: a task that is
-cancelled before its first step runs neither its body nor its `finally`.
+cancelled before its first step runs neither its body nor its `finally`. A run that ends without a
+turn is recorded by a task of its own.
 
 This file holds no rule of its own about the state of a run.
 """
@@ -196,11 +197,13 @@ class Runner:
 
     def cancel(self, session_id: str) -> CancelResult:
         """Cancel all that a session has accepted so far. A run that an earlier cancel has hit is
-        listed again until its ending is out, so a second request waits for the same."""
+        listed again until its ending is out, so a second request waits for the same. One that is
+        ending in another way is neither listed nor waited for."""
         return self._canceled(self._runs.cancel(session_id))
 
     async def cancel_run(self, run_id: str) -> CancelResult:
-        """Cancel one run, and no other. One that has ended is left alone."""
+        """Cancel one run and what was folded into it. One that has ended is left alone; one that is
+        ending, in whatever way, is waited for."""
         live = self._known.get(run_id)
         if live is None:
             await self.run_info(run_id)  # raises if there is no such run
@@ -314,8 +317,8 @@ class Runner:
         return live.turn
 
     def _user_message(self, live: LiveRun, turn: LiveTurn) -> LiveMessage:
-        """Put a run's prompt into the transcript, as part of a turn; its row is written together
-        with the run's."""
+        """Put a run's prompt into the transcript, as part of a turn; its row is inserted in the
+        transaction that marks the run's row as started."""
         scope, run_id, carrier = self._workspace.store.scope, live.run.run_id, live.folded_into
         message, started_at = live.user_message(self._workspace.clock.now()), live.started_at
         live.user = self._workspace.transcript.create(
@@ -326,7 +329,8 @@ class Runner:
         return live.user
 
     async def _call_agent(self, turn: LiveTurn) -> None:
-        """An agent that tries to exit the process only fails its own turn."""
+        """What the agent task runs: ready, the parts' word on the prompt, the agent, the end. An
+        agent that tries to exit the process only fails its own turn."""
         try:
             await self.agents.ready(turn.agent)
             await turn.guards.prompt(turn.prompt)
@@ -607,7 +611,8 @@ class Runner:
         self._workspace.endings.leave()
 
     async def close_agents(self) -> None:
-        """Close them, and cancel whatever they left running."""
+        """Close the agents, then cancel every task that is left: abandoned agents, and turns that
+        did not drain."""
         closing = self._tasks.spawn(self.agents.close())
         if not await wait_at_most(self._workspace.clock, closing, self._workspace.settings.drain):
             log.error("workspace %s: the agent did not close", self._workspace.path)

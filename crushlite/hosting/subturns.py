@@ -2,9 +2,9 @@
 
 An agent hands a part of its work to a sub-agent, which gets a session of its own: a child of the
 agent's session, with the id `<assistant message>$$<tool call>`, so that a client that shows the
-call finds the messages below it. It has no run: it lives inside the run of its parent, and has
-ended, with all its records, before the parent's ending is written. After a kill of the daemon in
-between, the recovery of the parent's run ends it.
+call finds the messages below it. It has no run: it lives inside the run of its parent, whose
+ending waits until it has ended, with all its records, but at most some seconds. After a kill of the
+daemon in between, the recovery of the parent's run ends it.
 
 A summary shortens a session: from then on it stands for all before it.
 """
@@ -174,7 +174,7 @@ async def summarize_turn(turn: LiveTurn) -> None:
 
 
 async def _store_or_flush(turn: LiveTurn) -> None:
-    """Store a turn that is closed. If that fails, it is as soon as anything can be written."""
+    """Store a turn that is closed. If that fails, it is stored as soon as anything can be."""
     try:
         await _store(turn)
     except CrushliteError as error:

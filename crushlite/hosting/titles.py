@@ -1,9 +1,9 @@
-"""Titles: a session gets one after its first prompt, whatever becomes of that prompt. It replaces
-the one that the session was made with, unless it is only the first words of the prompt.
+"""Titles: with an agent that can make titles, a session gets one after its first prompt, whatever
+becomes of that prompt. It replaces the one that the session was made with, unless it is only the
+first words of the prompt.
 
-The title is made beside the turn, by the agent if it can make titles and may see the prompt. Only
-the teardown of the workspace cancels it; then, or if the agent fails, the first words of the prompt
-are the title.
+The title is made beside the turn, by the agent if it may see the prompt. Only the teardown of
+the workspace cancels it; then, or if the agent fails, the first words of the prompt are the title.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ window, rows follow more lazily, and REST reads are overlaid with what streams s
 
 Two kinds of change. *Growth* (text or reasoning got longer, tool input streamed in) is published
 at most once per window, the first piece at once, and written at most once a second or per 64 KiB.
-Everything else is *structural*: published and written on the spot. Both end in the same rows.
+It includes tool input here, which the hub must not skip. Everything else is *structural*: published
+and written on the spot (but calls of a message with many parts wait for the window, and a turn's
+last row for its ending). Both end in the same rows.
 
 Writes go through the store's one ordered queue, so rows of one message never reorder. A write that
 fails leaves the message live: it is tried again while its turn goes on and as soon as another write
@@ -60,10 +62,10 @@ ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfi
 
 @dataclass(eq=False, slots=True)
 class Placement:
-    """Where a message stands in its session: what the store's thread needs to insert its row. The
-    only object that both threads use, so it is written once, apart from two changes that are right
-    at any moment: `before` is forgotten when the row exists, `dropped` is set when there shall be
-    none."""
+    """Where a message stands in its session: what a thread of the store needs to insert its row.
+    The only object that loop and thread both use, so it is written once, apart from two changes
+    that are right at any moment: `before` is forgotten when the row exists, `dropped` is set when
+    there shall be none."""
 
     message_id: str
     insert: Callable[[Connection], None]
@@ -89,7 +91,8 @@ class LiveMessage:
 
     message: Message
     place: Placement
-    text_tail: list[str] = field(default_factory=list)  # not yet joined: each would be quadratic
+    # The tails are joined only when read: joining at each piece would be quadratic.
+    text_tail: list[str] = field(default_factory=list)
     thought_tail: list[str] = field(default_factory=list)
     version: int = 1  # counts changes; the next three say how far each has followed
     published: int = 1
@@ -99,7 +102,7 @@ class LiveMessage:
     grown: int = 0  # characters since the row was last written
     row_time: float = 0.0
     row_timer: Timer | None = None  # apart: the row must follow also when growth stalls
-    timer: Timer | None = None
+    timer: Timer | None = None  # end of the window
     deleted: bool = False
 
     @property
@@ -141,8 +144,8 @@ class Transcript:
     def create(
         self, message: Message, insert: Callable[[Connection], None] | None = None
     ) -> LiveMessage:
-        """Begin a message: published at once, an empty one together with its first part, which
-        must follow; its row submitted. `insert` makes that row."""
+        """Begin a message: published at once; an empty one is held until the end of the tick, to
+        leave with its first part. Its row is submitted; `insert` makes that row."""
         first, scope = _copy(message), self._store.scope
         insert = insert or (lambda conn: message_rows.insert_message(conn, scope, first))
         before = self._latest.get(message.session_id)
@@ -271,7 +274,7 @@ class Transcript:
         return save
 
     def saved(self, lives: Iterable[LiveMessage]) -> None:
-        """That transaction is committed."""
+        """That transaction is committed; nothing of them has changed since `saving`."""
         for live in lives:
             self._wrote(live, live.version)
         self._retry()

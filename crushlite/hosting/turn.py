@@ -115,14 +115,15 @@ class LiveTurn(TurnRequests):
         self._calls: dict[str, ToolCallPart] = {}  # of this step
         self.messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
         self._notes: str | None = None  # what the agent has kept; None if that was not read yet
-        self._said = 0
+        self._pieces = 0  # since it has last suspended: see `_yield`
         self._yielded = workspace.clock.time()
 
     # For its maker -------------------------------------------------------------------------------
 
     @property
     def last(self) -> LiveMessage:
-        """The turn's last assistant message; it exists once the turn is closed."""
+        """The turn's last assistant message; it exists from the first step on, at the latest when
+        the turn is closed."""
         assert self._step is not None
         return self._step
 
@@ -138,7 +139,7 @@ class LiveTurn(TurnRequests):
     async def agent_done(self) -> None:
         """The agent has returned. If it did not ask whether the turn may end, tell the wings that
         it does: it cannot go on any more."""
-        if not self.guards.may_stop:
+        if not self.guards.stop_asked:
             await self.guards.stop(self.said)
         self.guards.notify("agent_completed", self.said)
 
@@ -146,8 +147,8 @@ class LiveTurn(TurnRequests):
         self._over = True
 
     async def end_children(self) -> None:
-        """End the sub-agents that the agent has left behind: their records are complete before
-        those of this turn."""
+        """End the sub-agents that the agent has left behind. Their records are complete before
+        those of this turn, unless that takes more than some seconds."""
         if self.children:
             endings = [child.end(Outcome.CANCELED) for child in self.children]
             await asyncio.wait(endings, timeout=3 * COMMAND_SECONDS)
@@ -263,7 +264,7 @@ class LiveTurn(TurnRequests):
         return call_id
 
     def _called(self, call: ToolCallPart) -> None:
-        """A tool call has its whole input."""
+        """A tool call has its whole input: a sub-agent's turn shows it (ChildTurn)."""
 
     async def tool_result(
         self,
@@ -317,7 +318,7 @@ class LiveTurn(TurnRequests):
             return True
         self._end_step()
         self._add("user", TextPart(wanted))
-        self._new_step, self.guards.may_stop = True, False
+        self._new_step, self.guards.stop_asked = True, False
         return False
 
     def progress(self, id: str, output: str) -> None:
@@ -540,10 +541,10 @@ class LiveTurn(TurnRequests):
         An agent that streams without ever waiting would otherwise hold the event loop, and
         could not be cancelled. The count bounds that also where time stands still, as in tests.
         """
-        self._said += 1
+        self._pieces += 1
         now = self.workspace.clock.time()
-        if self._said >= PIECES or now - self._yielded >= self.workspace.settings.coalesce:
-            self._said = 0
+        if self._pieces >= PIECES or now - self._yielded >= self.workspace.settings.coalesce:
+            self._pieces = 0
             await asyncio.sleep(0)
             self._yielded = self.workspace.clock.time()
             self._check()

@@ -208,7 +208,7 @@ class TurnRequests:
 
     async def end_commands(self) -> None:
         """Kill what the agent's commands left running: when a run is reported ended, the processes
-        of its foreground commands are dead."""
+        of its foreground commands are dead, or have had COMMAND_SECONDS to die."""
         for command in self._commands:
             command.kill()
         if self._commands:

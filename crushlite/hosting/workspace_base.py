@@ -60,17 +60,19 @@ class WorkspaceBase:
         self.parts: list[WorkspacePart] = []  # of the wings; none is added once it is open
         self.hub = Hub(clock=clock, bounds=Bounds(keepalive=settings.keepalive))
         show = functools.partial(self.hub.publish, "created")
-        watched = functools.partial(claims.interactive, workspace_id)
-        alone = settings.unattended
+        interactive = functools.partial(claims.interactive, workspace_id)
+        unattended = settings.unattended
         self.permissions = Permissions(
             show,
             clock=clock,
-            interactive=watched,
+            interactive=interactive,
             policy=profile.allows,
             kept=self._kept_rules,
-            unattended=alone,
+            unattended=unattended,
         )
-        self.questions = Questions(show, clock=clock, interactive=watched, unattended=alone)
+        self.questions = Questions(
+            show, clock=clock, interactive=interactive, unattended=unattended
+        )
         self.transcript = Transcript(
             store=self.store, hub=self.hub, clock=clock, coalesce=settings.coalesce
         )

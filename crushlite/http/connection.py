@@ -12,8 +12,8 @@ Invariants:
 
 - One request at a time: while one is BUSY reading is paused after at most one further read, which
   waits in the buffer. So later requests neither overtake it nor pile up.
-- A complete request is launched in the same call that received its last byte, and is carried out
-  even if the connection is lost, which loses only the answer.
+- A complete request is launched in the same call that received its last byte, unless it must wait
+  behind another one. It is carried out even if the connection is lost: only the answer is lost.
 - After a head or body was refused nothing that follows is parsed.
 - The bytes that a body counts for are given back: by `_release_body`, or when the request's task,
   which holds the body, has ended.

@@ -71,8 +71,9 @@ class QueuedPrompt:
 
 @dataclass(slots=True)
 class RunComplete:
-    """The end of a run: there is exactly one for every accepted prompt. `text` is that of the last
-    assistant message. The fields from `denied` on are not in the base protocol: see RunInfo."""
+    """The end of a run: exactly one for every accepted prompt while the daemon lives; one without
+    `run_id` ends the turn of a sub-agent. `text` is that of the last assistant message. The fields
+    from `denied` on are not in the base protocol: see RunInfo."""
 
     session_id: str
     message_id: str = ""

@@ -1,8 +1,8 @@
 """Durable records: one SQLite file per data directory, one writer, one reader.
 
 `Stores` opens and shares a `Store`; a Store runs plain functions over a connection. Those functions
-are in one module per noun (`sessions`, `messages`, `runs`, `files`) and take `(conn, scope, ...)`;
-a `ScopedStore` calls them with the scope of one workspace.
+are in one module per noun (`sessions`, `messages`, `runs`, `files`, `notes`) and take
+`(conn, scope, ...)`; a `ScopedStore` calls them with the scope of one workspace.
 
     stores       opening, sharing, closing        writer       transactions and group commit
     directory    who owns a data directory        reader       lists and histories
@@ -11,6 +11,7 @@ a `ScopedStore` calls them with the scope of one workspace.
     walfile      commits lost from a log          listing      long lists, as JSON from SQLite
     migrations   bringing a file up to date       recovery     ending what a killed daemon left open
     schema       the tables                       salvage      saving what a damaged file holds
+    connection   opening SQLite, its errors       scoped       the rows of one workspace
 
 Only this package imports sqlite3, and no error of sqlite3 leaves it. It knows nothing of tasks,
 events or HTTP.

@@ -250,6 +250,7 @@ class Stores:
             ) from cause
 
     async def _open_file(self, path: Path) -> Store:
+        # The names are for a test's factory only.
         writing, reading = self._executor("crushlite-writer"), self._executor("crushlite-reader")
         connect_writer = partial(self._connected, path, read_only=False)
         connect_reader = partial(self._connected, path, read_only=True)
