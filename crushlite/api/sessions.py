@@ -88,18 +88,19 @@ async def read_files(context: Context, request: Request) -> Response:
 
 
 async def mark_read(context: Context, request: Request) -> Response:
-    wanted = body(FileRead, request)
+    workspace, wanted = context.workspace(request), body(FileRead, request)
     if not wanted.path or "\0" in wanted.path:
         raise BadRequest("path must not be empty or contain NUL")
-    await context.workspace(request).mark_read(wanted.session_id, wanted.path)
+    await workspace.mark_read(wanted.session_id, wanted.path)
     return EMPTY
 
 
 async def last_read(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
     session, path = request.query_one("session_id"), request.query_one("path")
     if not session or not path:
         raise BadRequest("session_id and path are required")
-    at = await context.workspace(request).last_read(session, path)
+    at = await workspace.last_read(session, path)
     if at is None:
         return answer(NEVER)
     from datetime import UTC, datetime  # only now: it takes 2 ms to load
