@@ -263,7 +263,8 @@ class RpcPeer:
         number: Any = message.get("id")
         answer = self._asked.pop(number, None) if values.is_id(number) else None
         if answer is None:
-            if number not in self._given_up:
+            # Once the connection counts as gone, every request was given up.
+            if number not in self._given_up and self._gone is None:
                 self._noise(body)
         elif answer.done():
             pass

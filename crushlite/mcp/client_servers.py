@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..config.expand import Refused
 from ..config.secrets import url_secrets
 from ..config.toolservers import TYPES, ToolServer, sendable_headers
+from ..errors import BadRequest
 from ..http.messages import Stream
 from ..protocol.codec import dumps, encode
 from ..protocol.features import UsedServers
@@ -41,7 +42,9 @@ class ClientServers:
 
     def want(self, named: list[ClientServer], configured: Container[str]) -> ServersWanted:
         """Use these servers from now on, until the answer that this returns is closed. Those that
-        cannot be used are named in it, with the reason."""
+        cannot be used are named in it, with the reason. Raises BadRequest for too many."""
+        if len(named) > MOST:
+            raise BadRequest(f"{len(named)} tool servers in one request: name at most {MOST}")
         taken: list[ToolServer] = []
         answer = UsedServers()
         for each in named:
@@ -89,7 +92,7 @@ class ClientServers:
 
     def close(self) -> None:
         """End all requests."""
-        for wanted in self._open:
+        for wanted in tuple(self._open):
             wanted.end()
 
 

@@ -345,6 +345,23 @@ class AnsweringTests(PeerCase):
         self.assertEqual(len(self.noise), 5)
         self.assertLessEqual(max(map(len, self.noise)), 300)
 
+    async def test_an_answer_that_is_read_when_the_connection_counts_as_gone_is_no_noise(
+        self,
+    ) -> None:
+        peer, handler, script = await self.scripted()
+        handler.slow_notifications = True
+        asked = asyncio.create_task(peer.request("x", seconds=None))
+        number = (await script.next())["id"]
+        both = [json.dumps(each) for each in ({"method": "n"}, {"id": number, "result": 1})]
+        script.send("\n".join(both))  # one read brings both
+        await self.until(lambda: handler.seen == ["n"])
+        await peer.close()
+        with self.assertRaises(PeerGone):
+            await asked
+        handler.gate.set()
+        await self.running
+        self.assertEqual(peer.noises, 0)
+
     async def test_duplicate_answers_and_odd_errors_are_survived(self) -> None:
         peer, _, script = await self.scripted()
         error: Any

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from crushlite.client import Client
+from crushlite.errors import BadRequest
 from crushlite.mcp import client_servers
 from crushlite.protocol.features import ClientServer, UsedServers
 from tests.support.configured import marked, new_mark, until
@@ -91,9 +92,16 @@ class ClientServerTests(McpTestCase):
         self.assertEqual((answer.used, len(answer.refused)), ([], len(bad)))
         self.assertIn("configuration", answer.refused["mine"])
         self.assertIs(part.server("mine"), before)
-        many = [ClientServer(f"s{n}", command="/no/such") for n in range(client_servers.MOST + 1)]
-        _, answer = await self.wanted(await self.client(), *many)
-        self.assertEqual(list(answer.refused), [f"s{client_servers.MOST}"])
+        *most, last = (
+            ClientServer(f"s{n}", command="/no/such") for n in range(client_servers.MOST + 1)
+        )
+        workspace = await self.client()
+        with self.assertRaisesRegex(BadRequest, "at most 50"):
+            await anext(workspace.use_tool_servers([*most, last]))
+        _, answer = await self.wanted(workspace, *most)
+        self.assertEqual((len(answer.used), answer.refused), (client_servers.MOST, {}))
+        _, answer = await self.wanted(workspace, last)
+        self.assertEqual(list(answer.refused), [last.name])
 
     async def test_what_they_were_given_is_shown_and_kept_nowhere(self) -> None:
         anna = await self.join()
