@@ -213,8 +213,11 @@ class Editor(RpcHandler):
         return {"modes": thread.choices.modes(), "configOptions": thread.choices.options()}
 
     def _use_servers(self, thread: Thread, params: Params) -> None:
-        """Use the tool servers that a request names for a session, in place of those before."""
+        """Use the tool servers that a request names for a session, in place of those before; none
+        if the session was closed meanwhile."""
         self._end_servers(thread)
+        if self._threads.get(thread.session_id) is not thread:
+            return
         servers, warning = servers_of(params.get("mcpServers"))
 
         def warn(text: str) -> None:

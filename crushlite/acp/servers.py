@@ -26,10 +26,14 @@ def servers_of(given: Any) -> tuple[list[ClientServer], str]:
     """The servers in the parameters of a request, and a sentence about those that make no sense,
     empty if there are none."""
     listed = given if isinstance(given, list) else []
-    found = [_server(each) for each in listed[:MOST]]
-    count = len(listed) - len([each for each in found if each is not None])
-    warning = f"{count} tool servers of the editor were not understood" if count else ""
-    return [each for each in found if each is not None], warning
+    read = [_server(each) for each in listed[:MOST]]
+    found = [each for each in read if each is not None]
+    warnings = []
+    if count := len(read) - len(found):
+        warnings.append(f"not understood: {count}")
+    if len(listed) > MOST:
+        warnings.append(f"only the first {MOST} of {len(listed)} are used")
+    return found, f"Tool servers of the editor: {', '.join(warnings)}" if warnings else ""
 
 
 def _server(given: Any) -> ClientServer | None:

@@ -61,7 +61,7 @@ class OpenPrompt:
 
     text: str
     attachments: list[Attachment]
-    run_id: str = field(default_factory=lambda: new_id())
+    run_id: str = field(default_factory=new_id)
     is_cancelled: bool = False
     is_accepted: bool = False
     ended: asyncio.Future[RunComplete] = field(default_factory=_future)

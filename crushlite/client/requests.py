@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -363,8 +364,10 @@ class WorkspaceRequests:
         """Let the agent use these tool servers, too. Yields once, which of them are used, and then
         waits until the daemon ends it. They are used until then, or until the iteration ends."""
         target = self.at("mcp", "servers")
-        async for line in self.wire.lines("POST", target, WantServers(servers)):
-            yield decode(UsedServers, loads(line))
+        found = self.wire.lines("POST", target, WantServers(servers))
+        async with contextlib.aclosing(found) as lines:
+            async for line in lines:
+                yield decode(UsedServers, loads(line))
 
     async def reread_config(self, *, everywhere: bool = False) -> None:
         """Make the daemon read its configuration files again, after they were edited.

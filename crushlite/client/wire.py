@@ -19,7 +19,7 @@ from ..records import dataclass
 from .elements import ElementReader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from ..clock import Clock
     from ..protocol.workspaces import Workspace
@@ -142,36 +142,38 @@ class Wire:
                 raise BadRequest(f"body must be of type {cls.__name__}")
             return value
 
-    async def ask_each(self, cls: type[T], target: str) -> AsyncIterator[T]:
+    async def ask_each(self, cls: type[T], target: str) -> AsyncGenerator[T, None]:
         """The answer to a GET as objects of a class, however long it is. At most _AHEAD bytes are
         read before they are needed: the daemon cuts off a client that takes nothing for long."""
         elements = ElementReader()
         ahead: list[bytes] = []
         size = 0
-        async for piece in self._pieces("GET", target, seconds=ANSWER):
-            ahead.append(piece)
-            size += len(piece)
-            if size >= _AHEAD:
-                for each in ahead:
-                    for item in elements.feed(each):
-                        yield _object(cls, item, target)
-                ahead, size = [], 0
+        async with contextlib.aclosing(self._pieces("GET", target, seconds=ANSWER)) as pieces:
+            async for piece in pieces:
+                ahead.append(piece)
+                size += len(piece)
+                if size >= _AHEAD:
+                    for each in ahead:
+                        for item in elements.feed(each):
+                            yield _object(cls, item, target)
+                    ahead, size = [], 0
         for item in itertools.chain(*map(elements.feed, ahead), elements.end()):
             yield _object(cls, item, target)
 
-    async def lines(self, method: str, target: str, body: object) -> AsyncIterator[bytes]:
+    async def lines(self, method: str, target: str, body: object) -> AsyncGenerator[bytes, None]:
         """The lines of an answer that may stay open for long, as they come."""
         rest = b""
-        async for piece in self._pieces(method, target, dumps(encode(body))):
-            *whole, rest = (rest + piece).split(b"\n")
-            if len(rest) > _LINE_BYTES:
-                raise CrushliteError(f"{method} {target}: a line of the answer is too long")
-            for line in whole:
-                yield line
+        async with contextlib.aclosing(self._pieces(method, target, dumps(encode(body)))) as pieces:
+            async for piece in pieces:
+                *whole, rest = (rest + piece).split(b"\n")
+                if len(rest) > _LINE_BYTES:
+                    raise CrushliteError(f"{method} {target}: a line of the answer is too long")
+                for line in whole:
+                    yield line
 
     async def _pieces(
         self, method: str, target: str, body: bytes = b"", seconds: float | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The body of a good answer as it comes; `seconds` bounds the wait for each piece."""
         with self.translated():
             opening = self.http.stream(

@@ -138,7 +138,7 @@ class Backend:
                     self._perform(self.claims.create(workspace.id, request.client_id))
                     self._unclaimed.pop(key, None)
                     self._hosted[workspace.id] = workspace
-                    _log_ignored(workspace, request)
+                    _log_ignored(workspace, path, request)
                     return workspace
         finally:
             self._joining[key] -= 1
@@ -355,12 +355,15 @@ def _resolved(path: Path) -> Path:
     return Path(real_path(path))
 
 
-def _log_ignored(workspace: Workspace, request: CreateWorkspace) -> None:
+def _log_ignored(workspace: Workspace, path: Path, request: CreateWorkspace) -> None:
     """Log which flags of a later create have no effect, because the first create decided."""
-    first = workspace.asked
-    data_dir = request.data_dir or first.data_dir
-    wanted = {"yolo": request.yolo, "debug": request.debug, "data_dir": data_dir}
-    ignored = [name for name, value in wanted.items() if value != getattr(first, name)]
+    first, folder = workspace.asked, workspace.profile.data_dir
+    wishes = {
+        "yolo": request.yolo != first.yolo,
+        "debug": request.debug != first.debug,
+        "data_dir": request.data_dir and _resolved(path / request.data_dir) != folder,
+    }
+    ignored = [name for name, differs in wishes.items() if differs]
     if ignored:
         log.info("workspace %s is open: %s stay as they are", workspace.path, ", ".join(ignored))
 

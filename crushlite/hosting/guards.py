@@ -25,7 +25,7 @@ from ..records import dataclass
 from ..wing import Author, Ruling, ToolUsed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ..agent.base import OfferedTool, Turn
     from ..clock import Clock
@@ -98,7 +98,7 @@ class TurnGuards:
         """Ask about the prompt of the turn, before the agent sees it. Raises PromptRefused."""
         context: list[str] = []
         for part in self._parts:
-            ruling = await self._asked(part, part.before_prompt(self._author, text))
+            ruling = await self._asked(part, part.before_prompt, self._author, text)
             if ruling.denied or ruling.halt:
                 self.withheld = True
                 raise PromptRefused(ruling.denied or "a hook refused this prompt")
@@ -127,7 +127,7 @@ class TurnGuards:
         call = _CheckedCall(dict(given), refusal=self.halted, halt=bool(self.halted))
         for part in self._parts if not call.refusal else ():
             used = ToolUsed(self._author, call_id, name, call.input)
-            ruling = await self._asked(part, part.before_tool(used))
+            ruling = await self._asked(part, part.before_tool, used)
             call.note(ruling)
             self._heed_halt(ruling)
             if ruling.denied or ruling.halt:
@@ -176,8 +176,8 @@ class TurnGuards:
     async def answer(self, request: PermissionRequest) -> Verdict | None:
         """What a part answers to a request that users would be asked about; None: they are."""
         for part in self._parts:
-            asking = part.permission_asked(self._author, request)
-            ruling = await self._asked(part, asking, refuse=False)
+            asking = part.permission_asked
+            ruling = await self._asked(part, asking, self._author, request, refuse=False)
             self._heed_halt(ruling)
             if ruling.denied or ruling.halt:
                 return Verdict(False, ruling.denied or self.halted)
@@ -193,8 +193,8 @@ class TurnGuards:
         if not checked.refusal:
             used = ToolUsed(self._author, call.id, call.name, checked.input)
             for part in self._parts:
-                asking = part.after_tool(used, content, is_error)
-                ruling = await self._asked(part, asking, refuse=False)
+                asked = used, content, is_error
+                ruling = await self._asked(part, part.after_tool, *asked, refuse=False)
                 checked.note(ruling)
                 checked.context.append(ruling.denied)
                 self._heed_halt(ruling)
@@ -213,8 +213,8 @@ class TurnGuards:
         wanted: list[str] = []
         again = self._stops > 0
         for part in self._parts:
-            asking = part.before_stop(self._author, text, again)
-            ruling = await self._asked(part, asking, refuse=False)
+            asked = self._author, text, again
+            ruling = await self._asked(part, part.before_stop, *asked, refuse=False)
             if ruling.halt:
                 return ""
             if ruling.denied:
@@ -268,11 +268,16 @@ class TurnGuards:
             self._top._halted = ruling.denied or "a hook has halted this turn"
 
     async def _asked(
-        self, part: WorkspacePart, asking: Awaitable[Ruling | None], *, refuse: bool = True
+        self,
+        part: WorkspacePart,
+        method: Callable[..., Awaitable[Ruling | None]],
+        *args: object,
+        refuse: bool = True,
     ) -> Ruling:
-        """What one part says. If it fails, that is a refusal, or nothing without `refuse`."""
+        """What a method of a part says. If it fails, in the call too, that is a refusal, or nothing
+        without `refuse`."""
         try:
-            return await asking or _NOTHING
+            return await method(*args) or _NOTHING
         except CrushliteError as error:
             log.warning("run %s: %s failed: %s", self._author.run_id, type(part).__name__, error)
         except Exception:

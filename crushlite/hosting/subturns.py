@@ -101,8 +101,9 @@ async def run_child(
         think=None,
     )
     child = ChildTurn(parent, call_id, request, agent)
-    await workspace.add_session(session_id, title, parent.session_id)
-    parent.add_child(child)
+    session = await workspace.insert_session(session_id, title, parent.session_id)
+    parent.add_child(child)  # raises TurnOver if the turn has ended meanwhile: nothing is published
+    workspace.hub.publish("created", session)
     parts = (TextPart(prompt), FinishPart("stop"))
     asked = new_message("user", session_id, parts, workspace.clock.now())
     child.messages.append(workspace.transcript.create(asked))

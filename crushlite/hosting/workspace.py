@@ -114,7 +114,9 @@ class Workspace(WorkspaceBase):
     # Sessions ------------------------------------------------------------------------------------
 
     async def create_session(self, title: str, parent: str = "") -> Session:
-        return await self.add_session(new_id(), _checked(title), parent)
+        session = await self.insert_session(new_id(), _checked(title), parent)
+        self.hub.publish("created", copy.copy(session))
+        return session
 
     async def session(self, session_id: str) -> Session:
         return self._with_busy(await self.store.read(session_rows.get_session, session_id))

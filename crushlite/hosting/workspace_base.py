@@ -5,7 +5,6 @@ A Workspace (workspace.py) is this, with its runs and sessions.
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import TYPE_CHECKING
 
@@ -81,11 +80,11 @@ class WorkspaceBase:
     def _kept_rules(self) -> list[PermissionRule]:
         return [rule for part in self.parts for rule in part.kept_rules()]
 
-    async def add_session(self, session_id: str, title: str, parent: str) -> Session:
+    async def insert_session(self, session_id: str, title: str, parent: str) -> Session:
+        """Store a new session. To be published by the caller, if it still may."""
         now = int(self.clock.now())
         session = Session(session_id, parent, title=title, created_at=now, updated_at=now)
         await self.store.write(session_rows.insert_session, session)
-        self.hub.publish("created", copy.copy(session))
         return session
 
     async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:

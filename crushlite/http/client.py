@@ -497,6 +497,8 @@ class HTTPClient:
 
     def joined(self, connection: _PooledConnection) -> None:
         self._all.add(connection)
+        if self._closed:  # it was under way when the client was closed
+            connection.abort()
 
     def left(self, connection: _PooledConnection) -> None:
         self._all.discard(connection)

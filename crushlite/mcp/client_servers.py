@@ -1,7 +1,7 @@
 """Tool servers that clients name for as long as they are connected: an editor has some of its own.
 
-A client's request stays open while it wants its servers, and they end with it. So what it has sent,
-which may hold secrets, is kept nowhere but here.
+A client's request stays open while it wants its servers, and they end with it. What it has sent,
+which may hold secrets, is written to no file.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ..config.expand import Refused
-from ..config.secrets import url_secrets
+from ..config.secrets import looks_secret, url_secrets, worth_hiding
 from ..config.toolservers import TYPES, ToolServer, sendable_headers
 from ..errors import BadRequest
 from ..http.messages import Stream
 from ..protocol.codec import dumps, encode
 from ..protocol.features import UsedServers
+from .naming import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from ..http.messages import ByteSink, Pairs
     from ..protocol.features import ClientServer
 
 MOST = 50  # of all clients of a workspace
 NAME_CHARS = 100
-SECRET_CHARS = 6  # shorter values are no secrets, and stand in every other text
+MOST_VALUES = 200  # args, env and headers of one server
+MOST_CHARS = 64 * 1024  # in all of them together
 
 
 class ClientServers:
@@ -35,12 +37,13 @@ class ClientServers:
         self._changed = changed
         self._wanted: dict[str, list[ToolServer]] = {}  # by name; equal ones, one for each request
         self._open: set[ServersWanted] = set()
+        self.secrets: tuple[str, ...] = ()  # every text in `wanted` that may be secret
 
     @property
     def wanted(self) -> dict[str, ToolServer]:
         return {name: servers[0] for name, servers in self._wanted.items()}
 
-    def want(self, named: list[ClientServer], configured: Container[str]) -> ServersWanted:
+    def want(self, named: list[ClientServer], configured: Collection[str]) -> ServersWanted:
         """Use these servers from now on, until the answer that this returns is closed. Those that
         cannot be used are named in it, with the reason. Raises BadRequest for too many."""
         if len(named) > MOST:
@@ -49,21 +52,27 @@ class ClientServers:
         answer = UsedServers()
         for each in named:
             try:
+                if each.name in answer.used:
+                    raise Refused("this request names it twice")
                 taken.append(self._take(each, configured))
                 answer.used.append(each.name)
             except Refused as reason:
                 answer.refused[each.name[:NAME_CHARS]] = str(reason)
-        self._changed()
+        self._follow()
         wanted = ServersWanted(self, taken, answer)
         self._open.add(wanted)
         return wanted
 
-    def _take(self, named: ClientServer, configured: Container[str]) -> ToolServer:
+    def _take(self, named: ClientServer, configured: Collection[str]) -> ToolServer:
         """Raises Refused."""
         server = _server(named)
         known = self._wanted.get(server.name)
         if server.name in configured:
-            raise Refused("the configuration has one of this name, which is used")
+            raise Refused("the configuration has one of this name, which counts more")
+        for other in configured:  # a tool of it must not have the name of one of the user's
+            prefixes = sorted((f"{plain(server.name)}_", f"{plain(other)}_"))
+            if prefixes[1].startswith(prefixes[0]):
+                raise Refused(f"the configuration has {other!r}: names of tools could be mistaken")
         if known and known[0] != server:
             raise Refused("another client has named a different one so, which is used")
         if not known and len(self._wanted) >= MOST:
@@ -78,17 +87,12 @@ class ClientServers:
             self._wanted[server.name].remove(server)
             if not self._wanted[server.name]:
                 del self._wanted[server.name]
-        self._changed()
+        self._follow()
 
-    def secrets(self) -> Iterator[str]:
-        """Every text in what clients have sent that may be secret."""
-        for server in self.wanted.values():
-            values = [value for _, value in (*server.env, *server.headers)]
-            for value in (*values, *(value.rpartition(" ")[2] for value in values)):
-                if len(value) >= SECRET_CHARS:
-                    yield value
-            with contextlib.suppress(ValueError):
-                yield from url_secrets(server.url)
+    def _follow(self) -> None:
+        found = {text for server in self.wanted.values() for text in _secrets(server)}
+        self.secrets = tuple(filter(worth_hiding, found))
+        self._changed()
 
     def close(self) -> None:
         """End all requests."""
@@ -124,11 +128,27 @@ class ServersWanted(Stream):
         self._servers.give_up(self)
 
 
+def _secrets(server: ToolServer) -> Iterator[str]:
+    """Texts that may be secret: all values of variables and headers, and arguments that look so, by
+    their form or by the name of the option before them."""
+    for _, value in (*server.env, *server.headers):
+        yield from (value, value.rpartition(" ")[2])
+    for before, argument in zip(("", *server.args), server.args, strict=False):
+        option, _, value = argument.rpartition("=")
+        if looks_secret(option or before, value):
+            yield value
+    with contextlib.suppress(ValueError):
+        yield from url_secrets(server.url)
+
+
 def _server(named: ClientServer) -> ToolServer:
     """Raises Refused if it cannot be one."""
     texts = (named.name, named.command, *named.args, *named.env, *named.env.values(), named.url)
     if not 0 < len(named.name) <= NAME_CHARS or any("\0" in text for text in texts):
         raise Refused(f"a name of at most {NAME_CHARS} characters is needed, and no NUL anywhere")
+    values = (*named.args, *named.env, *named.env.values(), *named.headers.values())
+    if len(values) > MOST_VALUES or sum(map(len, values)) > MOST_CHARS:
+        raise Refused(f"it has more than {MOST_VALUES} values, or {MOST_CHARS} characters in them")
     if named.type not in TYPES:
         raise Refused(f"type must be one of {', '.join(TYPES)}")
     is_program = named.type == "stdio"

@@ -19,19 +19,19 @@ def safe_name(
     """`mcp_SERVER_TOOL` with other characters than letters, digits, `_` and `-` replaced. One that
     is too long, taken, or begins with a `reserved` text ends with a digest of the two names, and so
     stays the same."""
-    plain = _plain(f"mcp_{server}_{tool}")
-    if len(plain) <= MOST_CHARS and plain not in taken and not plain.startswith(reserved):
-        return plain
+    name = plain(f"mcp_{server}_{tool}")
+    if len(name) <= MOST_CHARS and name not in taken and not name.startswith(reserved):
+        return name
     found = hashlib.sha256(f"{server}\0{tool}".encode("utf-8", "replace")).hexdigest()[:_DIGEST]
-    return f"{plain[: MOST_CHARS - _DIGEST - 1]}_{found}"
+    return f"{name[: MOST_CHARS - _DIGEST - 1]}_{found}"
 
 
 def reserved_for_others(server: str, servers: Iterable[str]) -> tuple[str, ...]:
     """What names of a server's tools must not begin with, since names that do so are those of
-    another of the configured `servers`, whether or not that runs: `mcp_git_hub_find` is `find` of
+    another of the `servers`, whether or not that runs: `mcp_git_hub_find` is `find` of
     git_hub, and never `hub_find` of git, for which permission was not given."""
-    own = _plain(f"mcp_{server}_")
-    found = {other: _plain(f"mcp_{other}_") for other in servers if other != server}
+    own = plain(f"mcp_{server}_")
+    found = {other: plain(f"mcp_{other}_") for other in servers if other != server}
     return tuple(
         prefix
         for other, prefix in found.items()
@@ -42,8 +42,9 @@ def reserved_for_others(server: str, servers: Iterable[str]) -> tuple[str, ...]:
 def _rank(server: str) -> tuple[bool, str]:
     """Of servers whose names differ only in characters that are replaced, the first has the plain
     names: one in which nothing is replaced."""
-    return server != _plain(server), server
+    return server != plain(server), server
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """A name with the characters replaced that some provider refuses."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)

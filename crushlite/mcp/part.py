@@ -82,7 +82,9 @@ class McpPart(WorkspacePart):
         """Raises NotFound."""
         found = self.find(name)
         if found is None:
-            raise NotFound(f"MCP server not found: {name}: the configuration has none of that name")
+            raise NotFound(
+                f"MCP server not found: {name}: neither the configuration nor a client has named it"
+            )
         return found
 
     @property
@@ -173,4 +175,4 @@ class McpPart(WorkspacePart):
             self._hub.publish("updated", event)
 
     def _redact(self, text: str) -> str:
-        return redact(self._profile.config.redact(text), self.of_clients.secrets())
+        return redact(self._profile.config.redact(text), self.of_clients.secrets)

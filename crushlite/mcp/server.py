@@ -1,4 +1,4 @@
-"""One configured tool server: starting it, its lists, calls, and starting it again.
+"""One tool server: starting it, its lists, calls, and starting it again.
 
 A server is started in the background. What it offers is known when it is `connected`; when it dies
 its tools are withdrawn, and it is started once more: at once if it had lived for a while, else by

@@ -1,4 +1,4 @@
-"""Tool servers: each workspace has those that its configuration names."""
+"""Tool servers: each workspace has those that its configuration names, and its clients."""
 
 from __future__ import annotations
 

@@ -47,6 +47,18 @@ class Ruler(WorkspacePart):
         return self._rule()
 
 
+class RaisesInCall(WorkspacePart):
+    """Its methods are plain functions, which raise before there is anything to await."""
+
+    def _raise(self, *args: object) -> Any:
+        raise RuntimeError("x")
+
+    before_tool: Any = _raise
+    before_prompt: Any = _raise
+    before_stop: Any = _raise
+    permission_asked: Any = _raise
+
+
 def guards(*rulings: Ruling | Exception | None) -> TurnGuards:
     return TurnGuards([Ruler(ruling) for ruling in rulings], Author("s", "r"))
 
@@ -57,13 +69,14 @@ def asks(tool: str = "bash", call_id: str = "c", **params: Any) -> PermissionReq
 
 class GuardTests(unittest.IsolatedAsyncioTestCase):
     async def test_a_part_that_fails_refuses_what_it_was_asked_about(self) -> None:
-        broken = guards(RuntimeError("x"))
-        with self.assertLogs("crushlite.hosting.guards", "ERROR"):
-            self.assertIn("could not be checked", (await broken.tool("c", "bash", {})).refusal)
-            with self.assertRaises(PromptRefused):
-                await broken.prompt("hello")
-            self.assertIsNone(await broken.answer(asks()), "the users are asked")
-            self.assertEqual(await broken.stop(""), "")
+        in_call = TurnGuards([RaisesInCall()], Author("s", "r"))
+        for broken in (guards(RuntimeError("x")), in_call):
+            with self.assertLogs("crushlite.hosting.guards", "ERROR"):
+                self.assertIn("could not be checked", (await broken.tool("c", "bash", {})).refusal)
+                with self.assertRaises(PromptRefused):
+                    await broken.prompt("hello")
+                self.assertIsNone(await broken.answer(asks()), "the users are asked")
+                self.assertEqual(await broken.stop(""), "")
 
     async def test_each_part_sees_the_input_as_the_one_before_left_it(self) -> None:
         first, second = Ruler(Ruling(input={"a": 2}, allowed=True)), Ruler(Ruling(input={"a": 3}))

@@ -87,6 +87,9 @@ class ClientServerTests(McpTestCase):
             ClientServer("nul", command="a\0b"),
             ClientServer("head", type="http", url="http://h/", headers={"a b": "c"}),
             ClientServer("x" * 1000, command="c"),
+            ClientServer("mine_too", command="c"),
+            ClientServer("args", command="c", args=["a"] * 201),
+            ClientServer("long", command="c", env={"A": "a" * 70_000}),
         ]
         _, answer = await self.wanted(await self.client(), *bad)
         self.assertEqual((answer.used, len(answer.refused)), ([], len(bad)))
