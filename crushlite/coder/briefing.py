@@ -88,10 +88,13 @@ class Briefing:
     asked: list[tuple[str, int]] = field(default_factory=list)
     whole_images_only: bool = False
 
-    def follow(self, summary_id: str) -> None:
-        """If the conversation begins with another summary now, forget what was told before it."""
-        if self.since != summary_id:
-            self.since, self.notes, self.told, self.asked = summary_id, [], {}, []
+    def follow(self, summary_id: str) -> bool:
+        """If the conversation begins with another summary now, forget what was told before it.
+        Returns whether it does."""
+        if self.since == summary_id:
+            return False
+        self.since, self.notes, self.told, self.asked = summary_id, [], {}, []
+        return True
 
     @property
     def interactive(self) -> bool:

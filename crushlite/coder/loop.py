@@ -12,6 +12,7 @@ another client's prompt.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -155,9 +156,12 @@ class CoderAgent:
     # The turn ------------------------------------------------------------------------------------
 
     async def run(self, turn: Turn) -> None:
-        session, history = await turn.conversation()
+        # Side by side: each is a visit to another thread, and the turn waits for both.
+        (session, history), files = await asyncio.gather(
+            turn.conversation(), self._read_files(turn.instructions())
+        )
         prompt_id = _prompt_id(turn, history)
-        briefing = await self._brief(turn, session, prompt_id)
+        briefing = await self._brief(turn, session, prompt_id, files)
         if turn.context and prompt_id:
             briefing.add(prompt_id, turn.context)
             await turn.remember(briefing.dump())
@@ -211,20 +215,28 @@ class CoderAgent:
 
     # What the model is told ----------------------------------------------------------------------
 
-    async def _brief(self, turn: Turn, session: Session, message_id: str) -> Briefing:
+    async def _brief(
+        self,
+        turn: Turn,
+        session: Session,
+        message_id: str,
+        files: list[ContextFile] | None = None,
+    ) -> Briefing:
         """What the model was told about its surroundings, or is told now if the session is new.
         What has changed since then is told in front of this message; if there is no message, it
-        waits."""
+        waits. `files` are the context files, if they were read just now."""
         kept = await turn.recall()
         light = len(kept) <= LIGHT_CHARS
         briefing = (
             Briefing.load(kept) if light else await self._context.blocking(Briefing.load, kept)
         )
+        if files is None:
+            files = await self._read_files(turn.instructions())
         now = Facts(
             date=time.strftime("%Y-%m-%d", time.localtime(self._clock.now())),
             watchers=turn.watchers,
             interactive=turn.interactive,
-            files=await self._read_files(turn.instructions()),
+            files=files,
         )
         if briefing is None:
             briefing = Briefing(now, session.summary_message_id)
@@ -232,12 +244,11 @@ class CoderAgent:
                 now.git = await git_facts(turn, self._context)
                 await turn.remember(briefing.dump())
             return briefing
-        before = briefing.dump()
-        briefing.follow(session.summary_message_id)
+        changed = briefing.follow(session.summary_message_id)
         note = briefing.news(now, message_id) if message_id else None
         if note is not None:
             briefing.notes.append(note)
-        if briefing.dump() != before:
+        if changed or note is not None:
             await turn.remember(briefing.dump())
         return briefing
 

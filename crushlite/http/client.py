@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import re
+import select
 from typing import TYPE_CHECKING, Protocol
 
 import h11
@@ -333,6 +334,17 @@ class _PooledConnection(asyncio.Protocol):
     def alive(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    def has_news(self) -> bool:
+        """Whether the server has sent something that the loop has not read yet: of an idle
+        connection, that is most often its end."""
+        assert self._transport is not None
+        sock = self._transport.get_extra_info("socket")
+        if sock is None:
+            return False  # a transport in memory
+        poll = select.poll()  # not select(), which knows 1,024 files
+        poll.register(sock, select.POLLIN)
+        return bool(poll.poll(0))
+
     def send(self, parser: h11.Connection, data: bytes, clock: Clock) -> StreamResponse:
         assert self._transport is not None
         response = self._response = StreamResponse(parser, self._transport, clock)
@@ -456,17 +468,14 @@ class HTTPClient:
             connection = await self._connect()
 
     async def _acquire(self, method: str) -> _PooledConnection:
-        if self._idle and method not in _IDEMPOTENT:
-            # Such a request cannot be sent again, so give the loop time to notice connections that
-            # the server has closed already: one tick to read the FIN, one to close.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
         while self._idle:
             connection = self._idle.pop()
             connection.stop_idling()
-            if connection.alive:
+            # Only an idempotent request can be sent again if the server has closed this one.
+            if connection.alive and (method in _IDEMPOTENT or not connection.has_news()):
                 connection.reused = True
                 return connection
+            connection.abort()
         return await self._connect()
 
     async def _connect(self) -> _PooledConnection:
