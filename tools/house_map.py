@@ -26,14 +26,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "the wire": ("protocol",),
     "the machines": ("runs", "claims", "settings"),
-    "what everything stands on": ("backlog", "events", "store", "commands", "http"),
+    "what everything stands on": ("backlog", "events", "store", "http"),
     "contracts": ("agent.base", "api.entry", "wing"),
     "hosting": ("hosting",),
     "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),
     "the daemon": ("daemon", "launch", "testing"),
 }
 # Used by several wings, or by their tests, and by nothing else.
-LIBRARIES = ("worktree", "jsonrpc", "outbound", "fake_model")
+LIBRARIES = ("commands", "worktree", "jsonrpc", "outbound", "fake_model")
 WINGS = (
     "config",
     "coder",
@@ -46,6 +46,7 @@ WINGS = (
     "lsp",
     "console",
     "reports",
+    "shell",
     "cli",
 )  # __main__ goes with cli
 

@@ -11,8 +11,8 @@ from unittest import mock
 
 from crushlite.clock import FakeClock
 from crushlite.coder.tools.shell import Bash
-from crushlite.commands.background import Background
 from crushlite.errors import Conflict
+from crushlite.shell.background import Background
 from tests.support.tools import ToolTestCase
 
 if TYPE_CHECKING:
