@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.clock import FakeClock
 from crushlite.commands import orphans, process
 from crushlite.commands.output import HALF, Output
 from crushlite.errors import BadRequest, CrushliteError
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.archive import run_from_archive
 from tests.support.basics import limited_test
 from tests.support.commands import LONG, PATH, Heard, ProcessTestCase, dead, zombies

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from crushlite.clock import FakeClock
 from crushlite.errors import Conflict, NotFound
 from crushlite.shell.background import Background
 from crushlite.testing import LocalDaemon
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.commands import LONG, Heard, ProcessTestCase, dead, zombies
 from tools.escapees import open_all

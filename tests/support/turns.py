@@ -11,7 +11,6 @@ from unittest import mock
 
 from crushlite.agent.base import Agent, Info
 from crushlite.claims import Claims, Graces
-from crushlite.clock import FakeClock
 from crushlite.events import Hub
 from crushlite.hosting import workspace_base
 from crushlite.hosting.endings import Endings
@@ -23,6 +22,7 @@ from crushlite.protocol.sessions import Session
 from crushlite.settings import Settings
 from crushlite.shell.part import ShellPart
 from crushlite.store import InlineExecutor, Stores, messages as message_rows, sessions
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
