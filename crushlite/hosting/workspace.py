@@ -78,9 +78,10 @@ class Workspace(WorkspaceBase):
 
     def cancel(self, session_id: str) -> CancelResult:
         """Cancel all runs of a session, and what parts do in it."""
+        canceled = self.runs.cancel(session_id)
         for part in self.parts:
             part.session_canceled(session_id)
-        return self.runs.cancel(session_id)
+        return canceled
 
     def pending(self) -> list[object]:
         """The open requests that the stream shows: sent again to clients that join late."""

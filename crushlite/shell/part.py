@@ -57,9 +57,8 @@ class ShellPart(WorkspacePart):
         await self.jobs.kill_session(session_id)
 
     async def close(self) -> None:
-        await self.typed.end()
-        await self.typed.tasks.end(END_SECONDS)
-        await self.jobs.close()
+        # At the same time: nothing must be left alive if this takes too long and is cancelled.
+        await asyncio.gather(self.typed.close(), self.jobs.close())
 
 
 class WatchedCommand:
@@ -212,6 +211,10 @@ class TypedCommands:
         tasks = self.kill(session_id)
         if tasks:
             await asyncio.wait(tasks, timeout=END_SECONDS)
+
+    async def close(self) -> None:
+        await self.end()
+        await self.tasks.end(END_SECONDS)
 
     async def _run(self, typed: _Typed, command: str) -> ShellAnswer:
         watched = await start_command(self._workspace, command, Author(typed.session_id))
