@@ -58,7 +58,7 @@ class DaemonThreads(ThreadPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queue a call. Raises RuntimeError as `start` does."""
         future: Future[T] = Future()
-        self.start(functools.partial(_perform, future, functools.partial(fn, *args, **kwargs)))
+        self.start(functools.partial(perform, future, functools.partial(fn, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -145,7 +145,8 @@ class DaemonThreads(ThreadPoolExecutor):
                 wake.acquire()  # it was woken at the last moment
 
 
-def _perform(future: Future[T], call: Callable[[], T]) -> None:
+def perform(future: Future[T], call: Callable[[], T]) -> None:
+    """Call, and resolve the future with what it returns or raises."""
     if not future.set_running_or_notify_cancel():
         return
     try:

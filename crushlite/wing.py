@@ -30,12 +30,22 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from .agent.base import Agent, AgentFactory, OfferedTool, Turn
+    from .agent.base import (
+        Agent,
+        AgentFactory,
+        Exit,
+        JobInfo,
+        JobOutput,
+        OfferedTool,
+        RunningCommand,
+        Turn,
+    )
     from .api.entry import Entry
     from .clock import Clock
     from .events import Hub
     from .protocol.config import AgentInfo, SelectedModel
     from .protocol.features import CommandInfo
+    from .protocol.messages import Part
     from .protocol.permissions import PermissionRequest, PermissionRule
     from .settings import Settings
     from .store import ScopedStore
@@ -68,6 +78,15 @@ class OpenWorkspace(Protocol):
 
     async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:
         """Keep versions of files in the session's history and publish them."""
+
+    async def add_message(self, session_id: str, part: Part) -> None:
+        """Add a message of the user, complete with this part, to a session that may be busy;
+        returns when it is stored. Raises SessionNotFound, and other CrushliteErrors of the
+        store."""
+
+    async def watch_command(self, author: Author) -> CommandWatch:
+        """Ask all parts for their watches of a command that is about to start; returns one that
+        stands for all."""
 
     async def carry_out(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something that goes on when its request is gone; a teardown waits for it."""
@@ -115,6 +134,31 @@ class CommandWatch(Protocol):
         """The command could not be started."""
 
 
+class TurnCommands(Protocol):
+    """Runs the commands of one turn. The methods that agent.base.Turn has as well, and `start` as
+    its `command`, do what is said there."""
+
+    async def start(self, command: str | Sequence[str], **options: Any) -> RunningCommand: ...
+
+    def keep(self, command: RunningCommand, info: JobInfo) -> str: ...
+
+    def job_output(self, job_id: str) -> JobOutput: ...
+
+    def job_info(self, job_id: str) -> JobInfo: ...
+
+    async def wait_for_job(self, job_id: str, seconds: float) -> None: ...
+
+    async def kill_job(self, job_id: str) -> Exit | None: ...
+
+    async def settle(self) -> None:
+        """Wait until the watches of commands that have ended are done: what the agent does next
+        must not be taken for the doing of those commands."""
+
+    async def end(self) -> None:
+        """The agent is gone: kill what it left running, unless it was kept. Returns when all that
+        is dead and its watches are done, at the latest after some seconds."""
+
+
 class OfferedCommand(Protocol):
     """A prompt that users can send by a name, with arguments."""
 
@@ -131,6 +175,10 @@ class WorkspacePart:
 
     async def before_command(self, author: Author) -> CommandWatch | None:
         """A command that may change files is about to start: it starts when this returns."""
+        return None
+
+    def turn_commands(self, author: Author) -> TurnCommands | None:
+        """What runs the commands of a turn: that of the first part that has an answer."""
         return None
 
     def file_changed(self, change: Change) -> None:
@@ -185,6 +233,13 @@ class WorkspacePart:
     def notified(self, author: Author, kind: str, text: str) -> None:
         """What a user who looks away should know: `permission_prompt` and `agent_needs_input`
         (users are asked), or `agent_completed`."""
+
+    def session_canceled(self, session_id: str) -> None:
+        """A client cancels what a session does. Its runs are canceled without this."""
+
+    async def end_session(self, session_id: str) -> None:
+        """A session is about to be deleted, and its runs have ended: end what else was started in
+        it, in a bounded time. Called for the sessions of its sub-agents, too."""
 
     def session_deleted(self, session_id: str) -> None:
         """A session is gone."""
@@ -242,8 +297,9 @@ class Profile(Protocol):
         configured: prompts are refused. With `models`, by role, one for prompts that chose them:
         None if prompts cannot, BadRequest if one cannot be used."""
 
-    def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
-        """What commands see of the environment of the workspace: no secrets."""
+    def command_env(self, env: Mapping[str, str]) -> Mapping[str, str] | None:
+        """What commands see of the environment of the workspace: no secrets. None if this knows
+        of none: then commands see what does not look like one."""
 
     def allows(self, tool: str, action: str) -> bool:
         """Whether a tool may do this without asking anybody."""

@@ -25,6 +25,7 @@ WINGS = (
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),
     (".acp.wing", "AcpWing"),
+    (".shell.wing", "ShellWing"),  # after undo, which watches its commands until it has closed
 )
 
 

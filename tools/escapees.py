@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from crushlite.agent.base import Exit
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from crushlite.clock import SystemClock  # noqa: E402
-from crushlite.commands.process import Command, Exit, start  # noqa: E402
+from crushlite.commands.process import Command, start  # noqa: E402
 
 LIMIT = 2.0
 GROWTH = 8 * 2**20

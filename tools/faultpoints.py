@@ -69,9 +69,9 @@ def stores(number: int) -> Stores:
 
 
 async def story(folder: Path, number: int) -> None:
-    from crushlite.agent.offline import OfflineAgent
     from crushlite.daemon import Daemon
     from crushlite.http.client import HTTPClient, UnixConnector
+    from crushlite.offline.agent import OfflineAgent
 
     daemon = Daemon(
         agent=OfflineAgent(pace=0.0), hosts=[f"unix://{folder / 's'}"], stores=stores(number)

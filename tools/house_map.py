@@ -26,14 +26,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "the wire": ("protocol",),
     "the machines": ("runs", "claims", "settings"),
-    "what everything stands on": ("backlog", "events", "store", "commands", "http"),
-    "contracts": ("agent.base", "api.entry", "wing"),
+    "what everything stands on": ("backlog", "events", "store", "http"),
+    "contracts": ("agent", "api.entry", "wing"),
     "hosting": ("hosting",),
-    "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),
-    "the daemon": ("daemon", "launch", "testing"),
+    "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "wings"),
+    "the daemon": ("daemon", "launch"),
 }
-# Used by several wings, or by their tests, and by nothing else.
-LIBRARIES = ("worktree", "jsonrpc", "outbound", "fake_model")
+# Used by several wings, or by tests, and by nothing else.
+LIBRARIES = ("commands", "offline", "worktree", "jsonrpc", "outbound", "fake_model", "testing")
 WINGS = (
     "config",
     "coder",
@@ -46,6 +46,7 @@ WINGS = (
     "lsp",
     "console",
     "reports",
+    "shell",
     "cli",
 )  # __main__ goes with cli
 
@@ -72,9 +73,8 @@ def row_of(name: str) -> str | None:
     """The row of a module or of a name in it, as written inside the package; None if none."""
     if name == "__main__":
         return "cli"
-    for row in ("agent.base", "api.entry"):
-        if f"{name}.".startswith(f"{row}."):
-            return row
+    if f"{name}.".startswith("api.entry."):
+        return "api.entry"
     head = name.partition(".")[0]
     return head if head in ROWS else None
 

@@ -31,8 +31,8 @@ from tests.support import language_server  # noqa: E402
 from tests.support.configured import marked  # noqa: E402
 
 if TYPE_CHECKING:
-    from crushlite.agent.scripted import ScriptedRun
     from crushlite.testing import Participant
+    from crushlite.testing.scripted import ScriptedRun
 
 HEALTHY: tuple[tuple[str, ...], ...] = ((), ("noisy",), ("rude",), ("spawn",))
 SICK: tuple[tuple[str, ...], ...] = (("fails",), ("dies",), ("mute",))

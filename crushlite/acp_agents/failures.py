@@ -13,7 +13,7 @@ from ..errors import ProviderFailed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..commands.process import Exit
+    from ..agent.base import Exit
     from ..jsonrpc.errors import RpcError
     from .command import AgentCommand
 

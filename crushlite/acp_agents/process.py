@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping
     from pathlib import Path
 
+    from ..agent.base import Exit
     from ..clock import Clock
-    from ..commands.process import Command, Exit
+    from ..commands.process import Command
     from ..jsonrpc.peer import RpcRequest
     from .command import AgentCommand
 

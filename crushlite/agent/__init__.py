@@ -1,1 +1,1 @@
-"""Agents, which answer prompts. `base` is the whole contract; the other modules are users of it."""
+"""The contract of agents, which answer prompts: see `base`."""

@@ -12,17 +12,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from ..errors import UsageError
 from ..protocol.config import Model, SelectedModel
 from ..records import dataclass
 
 if TYPE_CHECKING:
+    import asyncio
     from pathlib import Path
 
-    from ..commands.background import JobInfo, JobOutput
-    from ..commands.process import Command, Exit
     from ..protocol.messages import Attachment, Message
     from ..protocol.permissions import PermissionOption
     from ..protocol.questions import Question, QuestionResponse
@@ -127,6 +126,60 @@ class ToolCheck:
     input: dict[str, Any]
     refusal: str = ""
     halt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a command ended."""
+
+    code: int  # 128 + n for signal n, as shells say it
+    timed_out: bool
+    canceled: bool
+    seconds: float
+    survivors: int = 0  # processes that could not be killed: another user's (sudo), or stuck
+
+
+class CommandOutput(Protocol):
+    def text(self, limit: int = ...) -> str:
+        """What was written so far: all of it, or its two ends with about `limit` bytes."""
+
+
+class RunningCommand(Protocol):
+    """A command that an agent has started. `done` has its Exit when all its processes are dead."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def output(self) -> CommandOutput: ...
+
+    @property
+    def done(self) -> asyncio.Future[Exit]: ...
+
+    async def wait(self, timeout: float | None = None) -> Exit:
+        """Wait until all processes are dead; after `timeout` seconds, kill them."""
+
+    def kill(self) -> None:
+        """Kill the command and all that it started. Returns at once."""
+
+
+class JobInfo(NamedTuple):
+    """What a job is, as clients show it: its command, what that is for, and where it runs."""
+
+    command: str = ""
+    description: str = ""
+    folder: str = ""
+
+
+UNKNOWN_JOB = JobInfo()
+
+
+class JobOutput(NamedTuple):
+    """The output of a job so far. `exit` is None while it runs."""
+
+    text: str
+    done: bool
+    exit: Exit | None
 
 
 class Turn(Protocol):
@@ -275,17 +328,18 @@ class Turn(Protocol):
         env: Mapping[str, str] | None = None,
         on_output: Callable[[bytes], None] | None = None,
         read_only: bool = False,
-    ) -> Command:
+    ) -> RunningCommand:
         """Start a command: a text for the shell, or a list of arguments to run without one. Unless
         it was kept, all its processes are killed, and have had some seconds to die, before this run
         is reported ended. What it changes in the workspace is recorded in the file history, unless
-        `read_only` says that it changes nothing."""
+        `read_only` says that it changes nothing. Raises NotFound if this daemon runs no commands:
+        it was put together without the wing that does (shell/)."""
 
     async def watch_files(self) -> None:
         """Record what changes in the workspace from now until the turn ends in the file history, as
         if this turn were one command. For an agent that is a program of its own."""
 
-    def keep(self, command: Command, info: JobInfo = ...) -> str:
+    def keep(self, command: RunningCommand, info: JobInfo = ...) -> str:
         """Let a command go on after the run, as a job of the session; returns the job's id. `info`
         says what it is, for clients. Raises Conflict if there are too many jobs."""
 

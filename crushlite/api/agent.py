@@ -10,7 +10,7 @@ from ..errors import BadRequest, NotFound
 from ..protocol.config import AgentInit, SelectedModel
 from ..protocol.messages import Prompt
 from ..protocol.runs import RUN_STATES, Accepted
-from ..protocol.sessions import Session, ShellCommand
+from ..protocol.sessions import Session
 from .context import EMPTY, agent_info, answer, body, optional_body, optional_client, seconds
 from .entry import Param
 
@@ -113,12 +113,6 @@ async def summarize(context: Context, request: Request) -> Response:
     """Summarize a session. Answered when the summary is done; it goes on if the client leaves."""
     await context.workspace(request).runs.summarize(request.params["sid"])
     return EMPTY
-
-
-async def shell(context: Context, request: Request) -> Response:
-    workspace = context.workspace(request)
-    wanted = body(ShellCommand, request)
-    return answer(await workspace.shells.run(request.params["sid"], wanted.command))
 
 
 # The queue ------------------------------------------------------------------------------------

@@ -58,6 +58,11 @@ async def read_skill(context: Context, request: Request) -> Response:
     raise NotFound(f"skill not found: {body(ReadSkill, request).skill_id}")
 
 
+async def no_shell(context: Context, request: Request) -> Response:
+    context.workspace(request)
+    raise NotFound("this daemon runs no commands: the wing that does is not there")
+
+
 # The project ----------------------------------------------------------------------------------
 
 

@@ -174,7 +174,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", A, agent.agent_session, gives=Session),
     Entry("POST", A + "/cancel", agent.cancel, gives=CancelReceipt, params=(WAIT,), urgent=True),
     Entry("POST", A + "/summarize", agent.summarize),
-    Entry("POST", A + "/shell", agent.shell, takes=ShellCommand, gives=ShellAnswer),
+    Entry("POST", A + "/shell", features.no_shell, takes=ShellCommand, gives=ShellAnswer),
     Entry("GET", A + "/prompts", agent.queue, gives=list[QueuedPrompt]),
     Entry("DELETE", A + "/prompts/{run_id}", agent.remove_queued),
     Entry("GET", A + "/prompts/queued", agent.queued, gives=int),

@@ -11,12 +11,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..agent.base import FollowsConfig
-from ..agent.find import find_agent
 from ..clock import SystemClock
 from ..errors import UsageError
 from ..protocol.codec import omitted
 from ..records import dataclass
 from ..wings import standard_wings
+from .agent_names import find_agent
 from .common import add_connection, add_json, command, say, show, show_json
 from .locations import config_files
 from .tables import table

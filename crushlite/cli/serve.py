@@ -168,9 +168,9 @@ def run(options: argparse.Namespace) -> int:
             if is_owned(Path(settings.data_dir)):
                 raise in_use(Path(settings.data_dir))
     # Imported only now: if the data directory is in use, this is reported without loading all this.
-    from ..agent.find import find_agent
     from ..daemon import Daemon
     from ..wings import standard_wings
+    from .agent_names import find_agent
 
     clock, wings = SystemClock(), standard_wings()
     if options.web and not any(url.startswith("tcp:") for url in _hosts(options)):

@@ -40,7 +40,7 @@ def coder_or_offline(
     log.info("workspace %s: %s", path, choice)
     if choice.agent == "coder":
         return coder(path, env, config, clock, searches, results)
-    from ..agent.offline import OfflineAgent
+    from ..offline.agent import OfflineAgent
 
     return Agent(OfflineAgent(why=choice.reason))
 

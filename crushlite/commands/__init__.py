@@ -1,1 +1,1 @@
-"""Commands that run under a keeper process: starting, reading, killing, keeping them as jobs."""
+"""Commands that run under a keeper process: starting, reading, killing."""

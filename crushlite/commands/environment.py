@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from ..wing import OpenWorkspace
+
 # The patterns are strings, compiled on first use: that takes 5 ms. Each takes time in proportion to
 # the length of a text, because what it may begin with is not in what it repeats.
 _NAME = (
@@ -91,6 +93,12 @@ def looks_like_token(text: str) -> bool:
         any(c.isdigit() for c in run) and any(c.isalpha() for c in run)
         for run in re.findall(_RUN, text)
     )
+
+
+def command_env(workspace: OpenWorkspace) -> Mapping[str, str]:
+    """The environment for commands in a workspace: as its configuration says, if it has one."""
+    configured = workspace.profile.command_env(workspace.env)
+    return without_secrets(workspace.env) if configured is None else configured
 
 
 def without_secrets(

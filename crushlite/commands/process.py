@@ -31,8 +31,8 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ..agent.base import Exit
 from ..errors import BadRequest, CrushliteError
-from ..records import dataclass
 from ..version import NAME
 from .keeper import send_signal
 from .orphans import find_process, kill_orphans, pids_below
@@ -60,17 +60,6 @@ BOOT = "import marshal,sys;i=sys.stdin.buffer;exec(marshal.loads(i.read(int(i.re
 # All that the interpreter may need to find its libraries. The command can read the environment of
 # its keeper, so the daemon's own variables, which may be secrets, are not passed on.
 KEEPER_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a command ended."""
-
-    code: int  # 128 + n for signal n, as shells say it
-    timed_out: bool
-    canceled: bool
-    seconds: float
-    survivors: int = 0  # processes that could not be killed: another user's (sudo), or stuck
 
 
 # Starting ---------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ class HooksPart(WorkspacePart):
                 value = more["tool_input"].get(key)
                 if isinstance(value, str):
                     own[f"CRUSH_TOOL_INPUT_{key.upper()}"] = value
-        return {**workspace.profile.command_env(workspace.env), **own}
+        return {**self._profile.command_env(workspace.env), **own}
 
 
 def _without_failures(outcome: HooksOutcome) -> HooksOutcome:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, NoAgent, TurnOver
 from ..protocol.codec import dumps, encode
+from ..threads import perform
 from .tasks import run_to_the_end
 
 if TYPE_CHECKING:
@@ -174,29 +176,17 @@ async def run_blocking(run: Callable[[Any], Any], turn: LiveTurn) -> None:
     """Run a plain function as the agent, in a thread: it would block the event loop. What it asks
     of the turn is done on the loop, one call at a time. A cancel makes its present call, or the
     next one, raise; a thread that makes none any more is abandoned by the turn's grace."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    blocking = _BlockingTurn(turn, loop)
+    blocking = _BlockingTurn(turn, asyncio.get_running_loop())
 
-    def settle(error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            ours = isinstance(error, Exception)  # others would end the event loop
-            done.set_exception(error if ours else RuntimeError(repr(error)))
-
-    def work() -> None:
-        error: BaseException | None = None
+    def call() -> None:
         try:
             run(blocking)
-        except BaseException as caught:  # noqa: BLE001 - handed to the turn task, which reports it
-            error = caught
-        try:
-            loop.call_soon_threadsafe(settle, error)
-        except RuntimeError:
-            pass  # the loop is closed, and with it the turn
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            raise RuntimeError(repr(error)) from None  # no task of an event loop may raise these
 
-    threading.Thread(target=work, name=f"agent-{turn.run_id}", daemon=True).start()
-    await run_to_the_end(done, blocking.stop)
+    done: Future[None] = Future()
+    name = f"agent-{turn.run_id}"
+    threading.Thread(target=perform, args=(done, call), name=name, daemon=True).start()
+    await run_to_the_end(asyncio.wrap_future(done), blocking.stop)

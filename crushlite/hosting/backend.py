@@ -194,8 +194,14 @@ class Backend:
     ) -> Workspace:
         # Imported with the first workspace, as what performs runs comes with it: a daemon that has
         # none yet starts sooner.
+        from .endings import Endings
         from .workspace import Workspace
 
+        # One for all workspaces in a store. What it could not write outlives the store's closing,
+        # and is written when that file is opened again.
+        endings = self._endings.get(store.data_dir)
+        if endings is None:
+            endings = self._endings[store.data_dir] = Endings(store, self._clock)
         # A data directory inside the project moves with it; in any other, rows say whose they are.
         scope = "" if profile.data_dir.parent == opening.path else str(opening.path)
         workspace = Workspace(
@@ -205,14 +211,14 @@ class Backend:
             env=_for_commands(opening.env),
             store=store,
             scope=scope,
-            endings=self._endings_of(store),
+            endings=endings,
             profile=profile,
             claims=self.claims,
             perform_claims=self._perform,
             clock=self._clock,
             settings=self._settings,
         )
-        self._endings[store.data_dir].join(store)
+        endings.join(store)
         return workspace
 
     def _data_dir(self, path: Path, request: CreateWorkspace) -> Path | None:
@@ -221,16 +227,6 @@ class Backend:
         if request.data_dir:
             return path / request.data_dir
         return Path(self._settings.data_dir) if self._settings.data_dir else None
-
-    def _endings_of(self, store: Store) -> Endings:
-        """One for all workspaces in a store. What it could not write outlives the store's closing,
-        and is written when that file is opened again."""
-        from .endings import Endings  # with the first workspace: it needs the store
-
-        endings = self._endings.get(store.data_dir)
-        if endings is None:
-            endings = self._endings[store.data_dir] = Endings(store, self._clock)
-        return endings
 
     async def _release_store(self, store: Store) -> None:
         try:

@@ -330,8 +330,10 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
             _check_option(entry.request, action, option)
         scope = self._scopes[entry.request.id]
         if action == "allow_session" and (scope is None or scope.parts):
-            rule = session_rule(entry.request, scope, self._clock.now())
-            self.grants.add(rule, scoped=scope is not None)
+            asked = entry.request
+            words = asked.scope or f"every {asked.tool_name} ({asked.action}) in {asked.path}"
+            parts = (ANYTHING,) if scope is None else scope.parts
+            self.grants.add(self._rule(asked, parts, words), scoped=scope is not None)
         elif action in RULE_ACTIONS:
             offered = self.offered(request_id)
             if offered is None:
@@ -344,9 +346,22 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
     def offered(self, request_id: str) -> PermissionRule | None:
         """The rule that is offered with an open request; None if there is none."""
         entry = self._find(request_id)
-        if entry is None:
+        scope = self._scopes[request_id] if entry is not None else None
+        if entry is None or scope is None or not scope.rule_parts:
             return None
-        return offered_rule(entry.request, self._scopes[request_id], self._clock.now())
+        return self._rule(entry.request, scope.rule_parts, entry.request.rule)
+
+    def _rule(self, asked: PermissionRequest, parts: Sequence[str], words: str) -> PermissionRule:
+        return PermissionRule(
+            id=asked.id,  # it is answered once
+            tool_name=asked.tool_name,
+            action=asked.action,
+            path=asked.path,
+            words=words,
+            parts=list(parts),
+            session_id=asked.session_id,
+            created_at=int(self._clock.now()),
+        )
 
     def _opened(self, entry: _Entry[PermissionRequest, Verdict]) -> None:
         request = entry.request
@@ -438,36 +453,6 @@ class Grants:
         gone = [key for key, (rule, _) in self._rules.items() if rule.session_id == session_id]
         for key in gone:
             del self._rules[key]
-
-
-def session_rule(request: PermissionRequest, scope: Scope | None, now: float) -> PermissionRule:
-    """What `allow_session` grants for a request."""
-    words = request.scope or f"every {request.tool_name} ({request.action}) in {request.path}"
-    return _rule(request, (ANYTHING,) if scope is None else scope.parts, words, now)
-
-
-def offered_rule(
-    request: PermissionRequest, scope: Scope | None, now: float
-) -> PermissionRule | None:
-    """The rule that is offered with a request; None if there is none."""
-    if scope is None or not scope.rule_parts:
-        return None
-    return _rule(request, scope.rule_parts, request.rule, now)
-
-
-def _rule(
-    request: PermissionRequest, parts: Sequence[str], words: str, now: float
-) -> PermissionRule:
-    return PermissionRule(
-        id=request.id,  # it is answered once
-        tool_name=request.tool_name,
-        action=request.action,
-        path=request.path,
-        words=words,
-        parts=list(parts),
-        session_id=request.session_id,
-        created_at=int(now),
-    )
 
 
 def _place(of: PermissionRule | PermissionRequest) -> tuple[str, str, str]:

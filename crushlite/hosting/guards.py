@@ -13,6 +13,7 @@ that fails to say what it offers to the agent costs its own offers, not the turn
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from ..clock import resolve_once, time_limit
 from ..errors import CrushliteError, PromptRefused
 from ..protocol.codec import NotJSON, dumps, loads
 from ..records import dataclass
-from ..wing import Author, Ruling, ToolUsed
+from ..wing import Author, Ruling, ToolUsed, WorkspacePart
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..protocol.messages import ToolCallPart
     from ..protocol.permissions import PermissionRequest
-    from ..wing import WorkspacePart
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,10 @@ READ_CHARS = 1_000_000  # of an input or metadata that is read here
 CONTEXT_CHARS = 32_000  # that parts may add to one prompt or one result
 NOTE_SECONDS = 20.0  # that a part may take to say something of a changed file
 SHOWN = "hook"  # the key of what parts said in the metadata of a result
+ASKED = (
+    *("guards_prompts", "before_prompt", "before_tool", "after_tool", "permission_asked"),
+    *("notified", "before_stop"),
+)
 _NOTHING = Ruling()
 _REFUSED = Ruling("it could not be checked, which counts as a no; the daemon's log says why")
 
@@ -73,6 +77,7 @@ class TurnGuards:
         self.context = ""  # what the parts add to the prompt
         self.stop_asked = False  # the agent has asked whether the turn may end
         self._parts = parts
+        self._guards = [part for part in parts if _guards(type(part))]
         self._author = author
         self._top = above or self
         # Whether no agent may see the prompt, now or later; that counts when `checked` is done.
@@ -92,12 +97,12 @@ class TurnGuards:
     @property
     def hold_prompts(self) -> bool:
         """Whether each prompt needs a turn of its own, in which the parts are asked about it."""
-        return any(part.guards_prompts for part in self._parts)
+        return any(part.guards_prompts for part in self._guards)
 
     async def prompt(self, text: str) -> None:
         """Ask about the prompt of the turn, before the agent sees it. Raises PromptRefused."""
         context: list[str] = []
-        for part in self._parts:
+        for part in self._guards:
             ruling = await self._asked(part, part.before_prompt, self._author, text)
             if ruling.denied or ruling.halt:
                 self.withheld = True
@@ -125,7 +130,7 @@ class TurnGuards:
         this id is forgotten."""
         self._calls.pop(call_id, None)
         call = _CheckedCall(dict(given), refusal=self.halted, halt=bool(self.halted))
-        for part in self._parts if not call.refusal else ():
+        for part in self._guards if not call.refusal else ():
             used = ToolUsed(self._author, call_id, name, call.input)
             ruling = await self._asked(part, part.before_tool, used)
             call.note(ruling)
@@ -167,7 +172,7 @@ class TurnGuards:
         return call is not None and call.must_ask
 
     def notify(self, kind: str, text: str) -> None:
-        for part in self._parts:
+        for part in self._guards:
             try:
                 part.notified(self._author, kind, text)
             except Exception:
@@ -175,7 +180,7 @@ class TurnGuards:
 
     async def answer(self, request: PermissionRequest) -> Verdict | None:
         """What a part answers to a request that users would be asked about; None: they are."""
-        for part in self._parts:
+        for part in self._guards:
             asking = part.permission_asked
             ruling = await self._asked(part, asking, self._author, request, refuse=False)
             self._heed_halt(ruling)
@@ -192,7 +197,7 @@ class TurnGuards:
         checked = self._calls.get(call.id) or _CheckedCall(_object(call.input))
         if not checked.refusal:
             used = ToolUsed(self._author, call.id, call.name, checked.input)
-            for part in self._parts:
+            for part in self._guards:
                 asked = used, content, is_error
                 ruling = await self._asked(part, part.after_tool, *asked, refuse=False)
                 checked.note(ruling)
@@ -212,7 +217,7 @@ class TurnGuards:
             return ""
         wanted: list[str] = []
         again = self._stops > 0
-        for part in self._parts:
+        for part in self._guards:
             asked = self._author, text, again
             ruling = await self._asked(part, part.before_stop, *asked, refuse=False)
             if ruling.halt:
@@ -283,6 +288,13 @@ class TurnGuards:
         except Exception:
             log.exception("run %s: %s failed", self._author.run_id, type(part).__name__)
         return _REFUSED if refuse else _NOTHING
+
+
+@functools.cache
+def _guards(kind: type[WorkspacePart]) -> bool:
+    """Whether parts of this class have anything to say about a turn: most have not, and asking them
+    all would take some percent of a short one."""
+    return any(getattr(kind, name) is not getattr(WorkspacePart, name) for name in ASKED)
 
 
 def _joined(texts: Sequence[str]) -> str:

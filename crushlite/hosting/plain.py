@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..commands.environment import without_secrets
 from ..errors import StoreUnusable
 from ..protocol.codec import encode
 from ..realpath import real_path
@@ -57,8 +56,8 @@ class PlainProfile:
     ) -> Agent | None:
         return None if models else self._agents(self._path, env, None)
 
-    def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
-        return without_secrets(env)
+    def command_env(self, env: Mapping[str, str]) -> None:
+        return None
 
     def allows(self, tool: str, action: str) -> bool:
         return False

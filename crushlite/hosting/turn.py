@@ -36,7 +36,7 @@ from ..store.files import Change, FileState
 from .limits import RunLimits
 from .prompts import Failure, clean
 from .transcript import new_message
-from .turn_requests import COMMAND_SECONDS, TurnRequests, fresh_call_id, json_text, mode_of, typed
+from .turn_requests import TurnRequests, fresh_call_id, json_text, mode_of, typed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -63,6 +63,7 @@ NOT_ALLOWED = {
     Outcome.CANCELED: "not run: the user cancelled before it was allowed",
 }
 TITLE_CHARS = 200
+CHILD_SECONDS = 9.0  # how long sub-agents may take to end, with their commands
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
 
@@ -150,7 +151,7 @@ class LiveTurn(TurnRequests):
         those of this turn, unless that takes more than some seconds."""
         if self.children:
             endings = [child.end(Outcome.CANCELED) for child in self.children]
-            await asyncio.wait(endings, timeout=3 * COMMAND_SECONDS)
+            await asyncio.wait(endings, timeout=CHILD_SECONDS)
 
     def discard(self) -> None:
         """Remove a summary that was not finished: half a summary is worse than none."""

@@ -1,5 +1,5 @@
 """What an agent asks users, and the commands that it runs: the half of LiveTurn that reaches out of
-the transcript."""
+the transcript. Commands are run by a part of a wing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..agent.base import Scope, Verdict
-from ..commands.background import UNKNOWN_JOB
-from ..errors import BadRequest, TurnOver
+from ..agent.base import UNKNOWN_JOB, Scope, Verdict
+from ..errors import BadRequest, NotFound, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
@@ -20,25 +19,22 @@ from ..unique import random_hex
 from ..wing import Author
 from .guards import TurnGuards
 from .prompts import clean
-from .shell import begin_watches, end_watches, start_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ..commands.background import JobInfo, JobOutput
-    from ..commands.process import Command, Exit
+    from ..agent.base import Exit, JobInfo, JobOutput, RunningCommand
     from ..protocol.messages import Prompt
     from ..protocol.permissions import PermissionOption
     from ..protocol.questions import QuestionResponse
-    from ..wing import CommandWatch
-    from .shell import WatchedCommand
+    from ..wing import CommandWatch, TurnCommands
     from .transcript import LiveMessage
     from .workspace_base import WorkspaceBase
 
 
 T = TypeVar("T")
 
-COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
+WATCH_SECONDS = 3.0  # how long a watch may take to end before the run ends anyway
 
 
 class TurnRequests:
@@ -61,9 +57,8 @@ class TurnRequests:
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._unallowed: set[str] = set()  # tool calls that wait for a permission
         self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
-        self._commands: set[Command] = set()  # those that die with the run
-        self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
-        self._watches: list[CommandWatch] = []  # of the turn as a whole
+        self._commands: TurnCommands | None = None  # None: no command was started yet
+        self._watch: CommandWatch | None = None  # of the turn as a whole
 
     def _check(self) -> None:
         if self._over:
@@ -153,87 +148,60 @@ class TurnRequests:
 
     # Commands and jobs ---------------------------------------------------------------------------
 
-    async def command(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-        on_output: Callable[[bytes], None] | None = None,
-        read_only: bool = False,
-    ) -> Command:
+    def _running(self) -> TurnCommands:
+        """What runs the commands of this turn. Raises NotFound if no part does."""
         self._check()
+        if self._commands is None:
+            found = (part.turn_commands(self._author) for part in self.workspace.parts)
+            self._commands = next(filter(None, found), None)
+        if self._commands is None:
+            raise NotFound("this daemon runs no commands: the wing that does is not there")
+        return self._commands
+
+    async def command(self, command: str | Sequence[str], **options: Any) -> RunningCommand:
+        running = self._running()
         await self._watches_ended()
-        watched = await start_command(
-            self.workspace,
-            command,
-            self._author,
-            cwd=cwd,
-            env=env,
-            on_output=on_output,
-            read_only=read_only,
-        )
-        started = watched.command
-        self._commands.add(started)
-        self._watched[started] = watched
-        watched.reported.add_done_callback(lambda _: self._watched.pop(started, None))
+        started = await running.start(command, **options)
         if self._over:
             started.kill()
             self._check()
         return started
 
     def job_output(self, job_id: str) -> JobOutput:
-        self._check()
-        return self.workspace.background.output(job_id, self._for_session)
+        return self._running().job_output(job_id)
 
     def job_info(self, job_id: str) -> JobInfo:
-        self._check()
-        return self.workspace.background.info(job_id, self._for_session)
+        return self._running().job_info(job_id)
 
     async def wait_for_job(self, job_id: str, seconds: float) -> None:
-        self._check()
-        await self.workspace.background.wait(job_id, self._for_session, seconds)
+        await self._running().wait_for_job(job_id, seconds)
 
     async def kill_job(self, job_id: str) -> Exit | None:
-        self._check()
-        return await self.workspace.background.kill(job_id, self._for_session)
+        return await self._running().kill_job(job_id)
 
-    def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
-        self._check()
-        job_id = self.workspace.background.adopt(self._for_session, command, info)
-        self._commands.discard(command)
-        if command in self._watched:
-            self._watched[command].keep()
-        return job_id
+    def keep(self, command: RunningCommand, info: JobInfo = UNKNOWN_JOB) -> str:
+        return self._running().keep(command, info)
 
     async def end_commands(self) -> None:
         """Kill what the agent's commands left running: when a run is reported ended, the processes
-        of its foreground commands are dead, or have had COMMAND_SECONDS to die."""
-        for command in self._commands:
-            command.kill()
-        if self._commands:
-            await asyncio.wait(
-                [command.done for command in self._commands], timeout=COMMAND_SECONDS
-            )
-        if self._watched:
-            reported = [watched.reported for watched in self._watched.values()]
-            await asyncio.wait(reported, timeout=COMMAND_SECONDS)
-        if self._watches:
-            ending = asyncio.ensure_future(end_watches(self._watches))
-            self._watches = []
-            await asyncio.wait([ending], timeout=COMMAND_SECONDS)
+        of its foreground commands are dead, or have had some seconds to die."""
+        if self._commands is not None:
+            await self._commands.end()
+        if self._watch is not None:
+            ending = asyncio.ensure_future(self._watch.ended())
+            self._watch = None
+            await asyncio.wait([ending], timeout=WATCH_SECONDS)
 
     async def watch_files(self) -> None:
         self._check()
-        if not self._watches:
-            self._watches = await begin_watches(self.workspace, self._author)
+        if self._watch is None:
+            self._watch = await self.workspace.watch_command(self._author)
 
     async def _watches_ended(self) -> None:
         """Wait until the watches of commands that have ended are done: what comes next must not be
         taken for the doing of those commands."""
-        due = [watched.reported for watched in self._watched.values() if watched.due]
-        if due:
-            await asyncio.wait(due)
+        if self._commands is not None:
+            await self._commands.settle()
             self._check()
 
 

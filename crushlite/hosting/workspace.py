@@ -18,7 +18,6 @@ from ..errors import BadRequest, NotFound
 from ..store import files as file_rows, sessions as session_rows
 from ..unique import new_id
 from .runner import Runner
-from .shell import END_SECONDS, Shells
 from .tasks import OwnedTasks
 from .workspace_base import WorkspaceBase
 
@@ -36,6 +35,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+END_SECONDS = 3.0  # for titles that are still being made
 TITLE_LENGTH = 1000  # characters: a title is a line in a list, not a document
 
 
@@ -48,7 +48,6 @@ class Workspace(WorkspaceBase):
         self.asked = asked
         self.envs: dict[str, list[str]] = {}  # by client: shown to that client only
         self.closing = False
-        self.shells = Shells(self)
         self.runs = Runner(self)
         self._errands = OwnedTasks()  # a teardown waits for them
 
@@ -78,9 +77,11 @@ class Workspace(WorkspaceBase):
         return self.runs.agents.agent
 
     def cancel(self, session_id: str) -> CancelResult:
-        """Cancel all runs of a session, and kill its shell commands."""
-        self.shells.kill(session_id)
-        return self.runs.cancel(session_id)
+        """Cancel all runs of a session, and what parts do in it."""
+        canceled = self.runs.cancel(session_id)
+        for part in self.parts:
+            part.session_canceled(session_id)
+        return canceled
 
     def pending(self) -> list[object]:
         """The open requests that the stream shows: sent again to clients that join late."""
@@ -161,8 +162,8 @@ class Workspace(WorkspaceBase):
         try:
             for member in family:
                 await self.runs.drop(member)
-                await self.shells.end(member)
-                await self.background.kill_session(member)
+                for part in self.parts:
+                    await part.end_session(member)
             gone = await self.store.write_durably(session_rows.delete_session, session_id)
         finally:
             for member in family:  # if it is gone, the store refuses its prompts from now on
@@ -204,10 +205,7 @@ class Workspace(WorkspaceBase):
         await self.runs.close()
         if not await all_done(self.clock, list(self._errands), self.settings.drain):
             log.error("workspace %s: a request was not carried out in time", self.path)
-        await self.shells.end()
-        await self.shells.tasks.end(END_SECONDS)
         await self.runs.titles.tasks.end(END_SECONDS)
-        await self.background.close()
         for part in reversed(self.parts):
             await self._close_part(part)
         self.transcript.close()

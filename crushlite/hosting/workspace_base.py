@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from ..commands.background import Background
 from ..events import Bounds, Hub
+from ..protocol.messages import FinishPart
 from ..protocol.sessions import Session
 from ..store import ScopedStore, files as file_rows, sessions as session_rows
 from .dialogs import Permissions, Questions
-from .transcript import Transcript
+from .transcript import Transcript, new_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +21,27 @@ if TYPE_CHECKING:
 
     from ..claims import Claims, Effect
     from ..clock import Clock
+    from ..protocol.messages import Part
     from ..protocol.permissions import PermissionRule
     from ..settings import Settings
     from ..store import Store
     from ..store.files import Change
-    from ..wing import Profile, WorkspacePart
+    from ..wing import Author, CommandWatch, Profile, WorkspacePart
     from .endings import Endings
 
 PUBLISHED = 200  # versions of files in one report that are sent to clients: the rest they can read
+
+
+class AllWatches(list["CommandWatch"]):
+    """The watches of all parts on one command. Implements wing.CommandWatch."""
+
+    async def ended(self) -> None:
+        for watch in self:
+            await watch.ended()
+
+    def dropped(self) -> None:
+        for watch in self:
+            watch.dropped()
 
 
 class WorkspaceBase:
@@ -75,7 +88,6 @@ class WorkspaceBase:
         self.transcript = Transcript(
             store=self.store, hub=self.hub, clock=clock, coalesce=settings.coalesce
         )
-        self.background = Background(clock)
 
     def _kept_rules(self) -> list[PermissionRule]:
         return [rule for part in self.parts for rule in part.kept_rules()]
@@ -97,3 +109,25 @@ class WorkspaceBase:
         files = await self.store.write(file_rows.record_changes, session_id, changes, now)
         for file in files[:PUBLISHED]:
             self.hub.publish("created", file)
+
+    async def add_message(self, session_id: str, part: Part) -> None:
+        """Add a complete message of the user; see wing.OpenWorkspace."""
+        await self.store.read(session_rows.get_session, session_id)
+        # Published in its place in the order, as every message; a session that is deleted after
+        # this look takes it along. Writes are done in turn: after the next one it is stored.
+        parts = (part, FinishPart("stop"))
+        self.transcript.create(new_message("user", session_id, parts, self.clock.now()))
+        await self.store.write(lambda conn, scope: None)
+
+    async def watch_command(self, author: Author) -> AllWatches:
+        """Ask every part for its watch. If one fails, or this is cancelled, none is left."""
+        watches = AllWatches()
+        try:
+            for part in self.parts:
+                watch = await part.before_command(author)
+                if watch is not None:
+                    watches.append(watch)
+        except BaseException:
+            watches.dropped()
+            raise
+        return watches

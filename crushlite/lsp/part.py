@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..clock import time_limit
+from ..commands.environment import command_env
 from ..errors import BadRequest, CrushliteError, NotFound
 from ..listen import default_socket
 from ..protocol.features import LSPEvent
@@ -138,7 +139,7 @@ class LspPart(WorkspacePart):
 
     def _server(self, name: str) -> LanguageServer:
         if name not in self.servers:
-            env = self._workspace.profile.command_env(self._workspace.env)
+            env = command_env(self._workspace)
             self.servers[name] = LanguageServer(
                 self._specs[name], self.root, env, self._workspace.clock, self._changed
             )

@@ -12,10 +12,10 @@ InlineExecutor  for `Stores(executor=...)`: a store that runs in the calling thr
 
 from __future__ import annotations
 
-from ..agent.scripted import ScriptedAgent, ScriptedRun
-from ..clock import FakeClock
 from ..store import InlineExecutor, Stores
+from .fake_clock import FakeClock
 from .harness import Answer, EventReader, LocalDaemon, Participant, Seen
+from .scripted import ScriptedAgent, ScriptedRun
 
 __all__ = [
     "Answer",

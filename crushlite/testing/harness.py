@@ -25,7 +25,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..agent.scripted import ScriptedAgent
 from ..clock import SystemClock
 from ..daemon import Daemon
 from ..http.client import ClientError, HTTPClient, TCPConnector, UnixConnector
@@ -33,16 +32,17 @@ from ..http.sse import SSEParser
 from ..records import dataclass
 from ..settings import Settings
 from ..unique import new_id
+from .scripted import ScriptedAgent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from ..agent.scripted import ScriptedRun
     from ..clock import Clock
     from ..http.messages import Headers
     from ..store import Stores
     from ..wing import Wing
+    from .scripted import ScriptedRun
 
 PATIENCE = 20.0  # seconds: far above what anything takes, so that only a hang reaches it
 QUIET = 0.25  # seconds without an event that count as "never"

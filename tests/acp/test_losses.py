@@ -21,7 +21,7 @@ from tests.support.editors import EditorCase, prompt
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from crushlite.agent.scripted import ScriptedRun
+    from crushlite.testing.scripted import ScriptedRun
     from tests.support.editors import ScriptedEditor
 
 CANCELLED = {"stopReason": "cancelled"}

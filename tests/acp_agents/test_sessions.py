@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from crushlite.acp_agents import choices
 from crushlite.acp_agents.content import TRANSCRIPT_CHARS, transcript
 from crushlite.acp_agents.wing import AgentsWing
-from crushlite.agent.scripted import ScriptedAgent
 from crushlite.clock import SystemClock
 from crushlite.errors import ConfigError
 from crushlite.protocol.messages import Message, TextPart
 from crushlite.settings import Settings
 from crushlite.store import notes
 from crushlite.testing import LocalDaemon
+from crushlite.testing.scripted import ScriptedAgent
 from tests.support.hosted import QUIRKY, HostedTestCase, is_alive, quirky
 from tests.support.prompts import until
 

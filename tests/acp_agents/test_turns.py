@@ -8,7 +8,7 @@ import json
 
 from crushlite.acp_agents.command import AgentCommand
 from crushlite.acp_agents.failures import login_needed
-from crushlite.clock import FakeClock
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.hosted import SECRET, HostedTestCase, is_alive, pass_time
 from tests.support.prompts import until
 

@@ -7,7 +7,7 @@ import base64
 import unittest.mock
 from typing import Any
 
-from crushlite.agent.offline import DIRECTIVES, HELP, OfflineAgent
+from crushlite.offline.agent import DIRECTIVES, HELP, OfflineAgent
 from crushlite.testing import LocalDaemon, Participant, Seen
 from tests.support.basics import BoundedTestCase
 
@@ -44,7 +44,7 @@ class OfflineCase(BoundedTestCase):
 
     def pauses(self) -> Pauses:
         pauses = Pauses()
-        self.enterContext(unittest.mock.patch("crushlite.agent.offline.asyncio", pauses))
+        self.enterContext(unittest.mock.patch("crushlite.offline.agent.asyncio", pauses))
         return pauses
 
     @staticmethod

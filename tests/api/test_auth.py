@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from crushlite.agent.scripted import ScriptedAgent
 from crushlite.api import auth
 from crushlite.api.auth import WRONG_KEYS, WRONG_KEYS_AGAIN, WrongKeys
-from crushlite.clock import FakeClock
 from crushlite.daemon import Daemon
 from crushlite.http.messages import HTTPError, Peer
 from crushlite.testing import LocalDaemon
+from crushlite.testing.fake_clock import FakeClock
+from crushlite.testing.scripted import ScriptedAgent
 from tests.support.http import Reply, replies
 from tests.support.routes import TABLE
 

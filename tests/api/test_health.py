@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.api import system
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import SystemClock
 from crushlite.testing import LocalDaemon, Stores
+from crushlite.testing.fake_clock import FakeClock
 from crushlite.version import __version__
 from tests.support.basics import BoundedTestCase
 from tests.support.disk import Disk

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.agent.scripted import ScriptedAgent
 from crushlite.api import context, routes
 from crushlite.console.wing import PUBLIC_BODY
 from crushlite.console.wire import WebCode, WebHello, WebProof
@@ -49,6 +48,7 @@ from crushlite.protocol.sessions import CurrentSession, FileRead, Session, Shell
 from crushlite.protocol.web import WebRequest
 from crushlite.protocol.workspaces import Control, CreateWorkspace
 from crushlite.testing import Answer, LocalDaemon
+from crushlite.testing.scripted import ScriptedAgent
 from tests.support.http import replies
 from tests.support.routes import TABLE
 

@@ -17,7 +17,7 @@ from tests.support.cli import PATIENCE, Call, Child, CommandCase, ScriptedCase
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
-    from crushlite.agent.scripted import ScriptedRun
+    from crushlite.testing.scripted import ScriptedRun
 
 
 async def work(turn: Turn) -> None:

@@ -19,8 +19,8 @@ from crushlite.version import __version__
 from tests.support.cli import CommandCase, Relay, ScriptedCase
 
 if TYPE_CHECKING:
-    from crushlite.agent.scripted import ScriptedRun
     from crushlite.testing import Participant
+    from crushlite.testing.scripted import ScriptedRun
 
 MINE = {
     *("chat", "ps", "watch", "sessions", "cancel", "grant", "config", "doctor", "logs", "stop"),

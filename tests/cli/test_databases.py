@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from crushlite.agent.scripted import ScriptedAgent
 from crushlite.cli import databases as module
 from crushlite.cli.databases import backup, inspected_copy, session_sizes
 from crushlite.clock import SystemClock
@@ -27,6 +26,7 @@ from crushlite.store.messages import insert_message, list_messages
 from crushlite.store.runs import list_runs
 from crushlite.store.sessions import insert_session
 from crushlite.testing import LocalDaemon
+from crushlite.testing.scripted import ScriptedAgent
 from tests.store.test_damage import DamageCase, damage
 from tests.support.basics import BoundedTestCase
 from tests.support.store import list_sessions

@@ -9,7 +9,7 @@ from crushlite.protocol.questions import Choice, Question
 from tests.support.cli import ChatCase
 
 if TYPE_CHECKING:
-    from crushlite.agent.scripted import ScriptedRun
+    from crushlite.testing.scripted import ScriptedRun
     from tests.support.terminal import Shown
 
 ALLOW = "allow? [y/n/always]"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from crushlite.agent.offline import OfflineAgent
+from crushlite.offline.agent import OfflineAgent
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
 from tests.support.cli import CommandCase

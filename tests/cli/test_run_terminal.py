@@ -21,7 +21,7 @@ from tests.support.cli import PATIENCE, ScriptedCase
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
-    from crushlite.agent.scripted import ScriptedRun
+    from crushlite.testing.scripted import ScriptedRun
     from tests.support.terminal import Terminal
 
 CLEAR = "\r\x1b[K"

@@ -12,7 +12,6 @@ from unittest import mock
 
 import h11
 
-from crushlite.clock import FakeClock
 from crushlite.coder import answers, calls as running, jsontext, loop
 from crushlite.coder.answers import ANSWER_BYTES, MOST_CALLS, RUN_CALLS
 from crushlite.coder.providers import openai_answer, reply
@@ -38,6 +37,7 @@ from crushlite.http.sse import SSEEvent, SSEParser
 from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.config import Model
 from crushlite.protocol.messages import Message, TextPart
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.memory import MemoryTransport
 from tests.support.model import CoderBench, EchoTool, GateTool, PlannedProvider, said

@@ -10,7 +10,7 @@ import os
 import unittest
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.find import find_agent
+from crushlite.cli.agent_names import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.history import Images, chat_messages, estimated_tokens, valid_input
 from crushlite.coder.loop import CoderOptions

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.agent.find import find_agent
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.cli.agent_names import find_agent
+from crushlite.clock import SystemClock
 from crushlite.coder import listeners
 from crushlite.coder.discovery import LOCAL_SERVERS, NONE_SECONDS, LocalServer
 from crushlite.coder.wing import CoderWing
 from crushlite.fake_model import End, FakeModel, Say
 from crushlite.testing import LocalDaemon
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.proxy import Silent, replying, serving
 

@@ -7,8 +7,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.find import find_agent
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.cli.agent_names import find_agent
+from crushlite.clock import SystemClock
 from crushlite.coder.discovery import LocalServer
 from crushlite.coder.providers.base import ProviderError
 from crushlite.coder.providers.listing import MOST, can_chat, listed_models
@@ -18,6 +18,7 @@ from crushlite.config.providers import Provider
 from crushlite.outbound.proxies import NO_PROXIES
 from crushlite.protocol.config import Model
 from crushlite.testing import LocalDaemon
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.proxy import serving
 

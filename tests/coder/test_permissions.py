@@ -6,9 +6,9 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from crushlite.clock import FakeClock
 from crushlite.fake_model import End, Use
 from crushlite.settings import Settings
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.configured import ConfiguredTestCase, chat, notes, results, use
 from tests.support.scenarios import scenario
 

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.agent.find import find_agent
+from crushlite.cli.agent_names import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.tools.base import SEARCHES
 from crushlite.coder.wing import CoderWing

@@ -12,9 +12,10 @@ import unittest
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import SystemClock
 from crushlite.coder.tools import search
 from crushlite.coder.tools.search import Grep
+from crushlite.testing.fake_clock import FakeClock
 from crushlite.worktree import rules, walk
 from crushlite.worktree.rules import Ignored, Pattern, braces
 from crushlite.worktree.walk import main

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.clock import FakeClock
 from crushlite.coder.tools.shell import Bash
-from crushlite.commands.background import Background
 from crushlite.errors import Conflict
+from crushlite.shell.background import Background
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.tools import ToolTestCase
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ class TurnTests(Bench):
         self.workspace.path, self.workspace.clock = self.path, SystemClock()
         self.workspace.permissions = self.permissions
         self.action = "deny"
-        self.addAsyncCleanup(self.workspace.background.close)
+        self.parts.append(part := self.shell())
+        self.addAsyncCleanup(part.close)
         self.live = self.turn()
         self.context = ToolContext(self.path, {"PATH": os.environ["PATH"]})
         self.tools = {tool.name: tool for tool in all_tools()}

@@ -8,6 +8,7 @@ import unittest
 from typing import Any
 
 from crushlite.commands.environment import hide_secrets, is_secret_value, without_secrets
+from crushlite.shell.wing import ShellWing
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.places import ROOT
@@ -166,15 +167,17 @@ class CommandTests(BoundedTestCase):
             seen.append(command.output.text())
             await turn.say("done")
 
-        async with LocalDaemon(agent) as daemon:
-            env = BY_NAME | BY_VALUE | KEPT | {"PATH": "/usr/bin:/bin"}
-            anna = await daemon.join(env=[f"{name}={value}" for name, value in env.items()])
-            session = await anna.session()
-            await anna.prompt(session)
-            await anna.events.wait_for("run_complete")
-            body = {"command": "env -0"}
-            answer = await anna.call("POST", f"/agent/sessions/{session}/shell", body)
-            seen.append(answer.json["output"])
+        for wings in (None, [ShellWing()]):  # with a configuration, and with none
+            async with LocalDaemon(agent, wings=wings) as daemon:
+                env = BY_NAME | BY_VALUE | KEPT | {"PATH": "/usr/bin:/bin"}
+                anna = await daemon.join(env=[f"{name}={value}" for name, value in env.items()])
+                session = await anna.session()
+                await anna.prompt(session)
+                await anna.events.wait_for("run_complete")
+                body = {"command": "env -0"}
+                answer = await anna.call("POST", f"/agent/sessions/{session}/shell", body)
+                seen.append(answer.json["output"])
+        self.assertEqual(len(seen), 4)
         for output in seen:
             names = {entry.partition("=")[0] for entry in output.split("\0")}
             self.assertLessEqual(set(KEPT) - {"OLDPWD"}, names)  # a shell sets that one itself

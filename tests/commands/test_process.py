@@ -10,93 +10,30 @@ import asyncio
 import logging
 import marshal
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.clock import FakeClock, SystemClock
 from crushlite.commands import orphans, process
-from crushlite.commands.background import Background
 from crushlite.commands.output import HALF, Output
-from crushlite.commands.process import Command, Exit, start
-from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound
+from crushlite.errors import BadRequest, CrushliteError
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.archive import run_from_archive
-from tests.support.basics import BoundedTestCase, limited_test
+from tests.support.basics import limited_test
+from tests.support.commands import LONG, PATH, Heard, ProcessTestCase, dead, zombies
 from tools.escapees import KINDS, LIMIT, Kind, hunt, kill_daemon, open_all, resident
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from crushlite.clock import Clock
 
 TIMEOUT = 30.0  # seconds: more than a busy machine needs, less than the 600 that commands sleep
 KEEPER = Path(process.__file__).with_name("keeper.py")
-PATH = os.environ.get("PATH", os.defpath)
-LONG = "sleep 600"
-
-
-class ProcessTestCase(BoundedTestCase):
-    """Every test has a folder of its own."""
-
-    def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory(prefix="crushlite-process-")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name).resolve()
-        self.clock: Clock = SystemClock()
-
-    async def start(self, command: str | Sequence[str], **options: Any) -> Command:
-        settings = {"cwd": self.folder, "env": {"PATH": PATH}, "clock": self.clock, **options}
-        started = await start(command, **settings)
-        self.addCleanup(started.kill)
-        return started
-
-    async def run_it(self, command: str | Sequence[str], **options: Any) -> tuple[Exit, str]:
-        started = await self.start(command, **options)
-        return await started.wait(), started.output.text()
-
-
-class Heard:
-    """An `on_output` that can be waited for."""
-
-    def __init__(self) -> None:
-        self.data = b""
-        self._changed = asyncio.Event()
-
-    def __call__(self, data: bytes) -> None:
-        self.data += data
-        self._changed.set()
-
-    async def until(self, wanted: bytes) -> None:
-        while wanted not in self.data:
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def pids(self, count: int) -> list[int]:
-        """The numbers in the first lines of the output."""
-        while self.data.count(b"\n") < count:
-            self._changed.clear()
-            await self._changed.wait()
-        return [int(line) for line in self.data.split(b"\n")[:count]]
-
-
-def dead(pidfds: list[int], *, within: float = 0.0) -> bool:
-    """Whether the processes of these pidfds have ended, at most `within` seconds from now. Closes
-    the pidfds."""
-    poller = select.poll()
-    ended = []
-    for fd in pidfds:
-        poller.register(fd, select.POLLIN)
-        ended.append(bool(poller.poll(within * 1000)))
-        poller.unregister(fd)
-        os.close(fd)
-    return all(ended)
 
 
 def altered(old: str, new: str) -> Callable[[], bytes]:
@@ -105,18 +42,6 @@ def altered(old: str, new: str) -> Callable[[], bytes]:
     assert old in source
     code = marshal.dumps(compile(source.replace(old, new), KEEPER.name, "exec"))
     return lambda: b"%d\n%b" % (len(code), code)
-
-
-def zombies() -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue  # it has exited meanwhile
-        if state == "Z" and int(parent) == os.getpid():
-            found.append(path.parent.name)
-    return found
 
 
 def open_fds() -> int:
@@ -688,114 +613,3 @@ class OutputTests(unittest.TestCase):
         self.assertEqual(self.filled(b"\0" * 10).text(), "[binary output, 10 bytes]")
         names = b"".join(b"src/file%d.py\0" % number for number in range(100))
         self.assertEqual(self.filled(names).text(), names.decode())  # find -print0 is text
-
-
-class JobTests(ProcessTestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.fake = FakeClock()
-        self.jobs = Background(self.fake, live=3, kept=2)
-
-    async def asyncTearDown(self) -> None:
-        await self.jobs.close()
-        self.assertEqual((zombies(), self.fake.pending), ([], 0))
-
-    async def job(self, text: str, session: str = "s", heard: Heard | None = None) -> str:
-        command = await self.start(text, on_output=heard)
-        try:
-            return self.jobs.adopt(session, command)
-        except Conflict:
-            command.kill()
-            await command.wait()
-            raise
-
-    async def finished(self, text: str, session: str = "s") -> str:
-        job_id = await self.job(text, session)
-        await self.jobs._jobs[job_id].command.done
-        await asyncio.sleep(0)
-        return job_id
-
-    async def test_output_can_be_read_while_it_runs_and_once_after(self) -> None:
-        heard = Heard()
-        job_id = await self.job(f"echo one; exec {LONG}", heard=heard)
-        await heard.until(b"one")
-        for _ in range(2):
-            self.assertEqual(self.jobs.output(job_id, "s"), ("one\n", False, None))
-        ended = await self.jobs.kill(job_id, "s")
-        assert ended is not None
-        self.assertTrue(ended.canceled)
-        self.assertEqual(self.jobs.output(job_id, "s"), ("one\n", True, ended))
-        with self.assertRaisesRegex(NotFound, f"no job {job_id}"):
-            self.jobs.output(job_id, "s")
-
-    async def test_a_job_that_ends_by_itself_has_its_exit_code(self) -> None:
-        job_id = await self.finished("echo x; exit 9")
-        text, done, ended = self.jobs.output(job_id, "s")
-        assert ended is not None
-        self.assertEqual((text, done, ended.code, ended.canceled), ("x\n", True, 9, False))
-
-    async def test_killing_a_job_that_has_ended_changes_nothing(self) -> None:
-        job_id = await self.finished("exit 9")
-        ended = await self.jobs.kill(job_id, "s")
-        assert ended is not None
-        self.assertEqual((ended.code, ended.canceled), (9, False))
-
-    async def test_unknown_ids_are_not_found(self) -> None:
-        with self.assertRaises(NotFound):
-            self.jobs.output("7", "s")
-        with self.assertRaises(NotFound):
-            await self.jobs.kill("7", "s")
-
-    async def test_the_number_of_jobs_is_limited(self) -> None:
-        self.assertEqual([await self.job(LONG, session) for session in "abc"], ["1", "2", "3"])
-        with self.assertRaisesRegex(Conflict, "3 background jobs are running"):
-            await self.job(LONG, "d")
-        self.assertEqual(self.jobs.live, 3)
-        await self.jobs.kill("1", "a")
-        self.assertEqual(await self.job("true"), "4")
-
-    async def test_finished_jobs_are_kept_for_an_hour(self) -> None:
-        job_id = await self.finished("true")
-        await self.fake.advance(3599.0)
-        self.assertIn(job_id, self.jobs._jobs)
-        await self.fake.advance(1.0)
-        with self.assertRaises(NotFound):
-            self.jobs.output(job_id, "s")
-
-    async def test_of_finished_jobs_only_the_last_are_kept(self) -> None:
-        ids = [await self.finished(f"echo {number}") for number in range(4)]
-        with self.assertRaises(NotFound):
-            self.jobs.output(ids[1], "s")
-        self.assertEqual([self.jobs.output(key, "s").text for key in ids[2:]], ["2\n", "3\n"])
-
-    async def test_a_session_s_jobs_end_with_it_and_no_others(self) -> None:
-        heard = Heard()
-        job_id = await self.job(f"echo $$; exec {LONG}", "gone", heard)
-        done = await self.finished("true", "gone")
-        other = await self.job(LONG, "stays")
-        pidfds = open_all(await heard.pids(1))
-        await self.jobs.kill_session("gone")
-        self.assertTrue(dead(pidfds))
-        for key in (job_id, done):
-            with self.assertRaises(NotFound):
-                self.jobs.output(key, "gone")
-        with self.assertRaises(NotFound):
-            self.jobs.output(other, "gone")  # a session cannot read the jobs of another
-        self.assertFalse(self.jobs.output(other, "stays").done)
-
-    async def test_a_running_command_can_become_a_job(self) -> None:
-        command = await self.start(LONG)
-        job_id = self.jobs.adopt("s", command)
-        self.assertEqual(self.jobs.output(job_id, "s"), ("", False, None))
-        await self.jobs.kill_session("s")
-        self.assertTrue((await command.wait()).canceled)
-
-    async def test_after_close_nothing_runs_and_nothing_starts(self) -> None:
-        heard = Heard()
-        await self.job(f"echo $$; exec {LONG}", heard=heard)
-        pidfds = open_all(await heard.pids(1))
-        await self.jobs.close()
-        self.assertTrue(dead(pidfds))
-        with self.assertRaisesRegex(Conflict, "closing"):
-            await self.job("true")
-        await self.jobs.close()

@@ -8,7 +8,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import FollowsConfig
-from crushlite.agent.find import find_agent
+from crushlite.cli.agent_names import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
 from crushlite.config.files import Roots

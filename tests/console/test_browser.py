@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.agent.base import Scope
-from crushlite.agent.find import find_agent
+from crushlite.cli.agent_names import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
 from crushlite.fake_model import End, FakeModel, Say

@@ -18,7 +18,7 @@ from unittest import mock
 from urllib.parse import unquote, urlsplit
 
 from crushlite.api.auth import WRONG_KEYS
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import SystemClock
 from crushlite.console.wing import CODE_SECONDS, CODES, Codes
 from crushlite.daemon import PORTS
 from crushlite.errors import ShuttingDown
@@ -26,6 +26,7 @@ from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.listen import TokenFile, directory_lock
 from crushlite.protocol.web import WebAddress
 from crushlite.testing import LocalDaemon
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.places import PACKAGE, ROOT
 from tests.support.routes import TABLE

@@ -10,13 +10,14 @@ import stat
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from crushlite.agent.offline import OfflineAgent
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import SystemClock
 from crushlite.console.tabs import CHALLENGE_SECONDS, TAB_SECONDS, TABS, Tabs
 from crushlite.console.wing import CODE_SECONDS, ConsoleWing
 from crushlite.daemon import Daemon
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.listen import default_socket
+from crushlite.offline.agent import OfflineAgent
+from crushlite.testing.fake_clock import FakeClock
 from crushlite.wings import standard_wings
 from tests.console.test_console import ConsoleCase, _free_port
 

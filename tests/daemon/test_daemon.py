@@ -29,12 +29,13 @@ from typing import IO, TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import cli, logs
-from crushlite.agent.scripted import ScriptedAgent
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
 from crushlite.errors import IllegalCall, ShuttingDown, UsageError
 from crushlite.settings import Settings
 from crushlite.store import Store, Stores
+from crushlite.testing.fake_clock import FakeClock
+from crushlite.testing.scripted import ScriptedAgent
 from crushlite.version import __version__
 from tests.support.curl import path_with_curl
 from tests.support.places import ROOT

@@ -12,7 +12,6 @@ from unittest import mock
 
 from crushlite import events
 from crushlite.backlog import Event
-from crushlite.clock import FakeClock
 from crushlite.errors import IllegalCall
 from crushlite.events import Bounds, Hub, Subscriber
 from crushlite.protocol.codec import dumps
@@ -20,6 +19,7 @@ from crushlite.protocol.messages import FinishPart, Message, TextPart, ToolOutpu
 from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import QuestionBatch
 from crushlite.protocol.runs import AgentEvent, RunComplete
+from crushlite.testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -9,7 +9,6 @@ import sys
 import unittest
 from typing import TYPE_CHECKING, Any
 
-from crushlite.clock import FakeClock
 from crushlite.fake_model import (
     Drop,
     End,
@@ -23,6 +22,7 @@ from crushlite.fake_model import (
     obedient,
 )
 from crushlite.http.client import ClientError, HTTPClient, TCPConnector
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import LIMIT
 from tests.support.http import HTTPTestCase
 from tests.support.places import ROOT

@@ -7,7 +7,8 @@ import time
 import unittest
 from typing import TYPE_CHECKING
 
-from crushlite.clock import FakeClock, SystemClock, resolve_once, time_limit, wait_at_most
+from crushlite.clock import SystemClock, resolve_once, time_limit, wait_at_most
+from crushlite.testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
     from crushlite.clock import Clock, Timer

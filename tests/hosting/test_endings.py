@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from crushlite.clock import FakeClock
 from crushlite.errors import BadRequest, NotSaved, StoreBusy, StoreFull
 from crushlite.hosting.endings import Ending, Endings
 from crushlite.protocol.sessions import Session
 from crushlite.store import sessions as session_rows
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.disk import Disk
 from tests.support.prompts import until

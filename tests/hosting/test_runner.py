@@ -11,11 +11,11 @@ from unittest import mock
 from urllib.parse import quote
 
 from crushlite.agent.base import Usage
-from crushlite.clock import FakeClock
 from crushlite.hosting.live_run import _info
 from crushlite.protocol.sessions import Todo
 from crushlite.settings import Settings
 from crushlite.testing import Answer, LocalDaemon, Participant, ScriptedRun, Seen
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:

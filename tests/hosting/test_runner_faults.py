@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Usage
 from crushlite.claims import Graces
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import SystemClock
 from crushlite.errors import BadRequest, ProviderFailed, StoreFull
 from crushlite.settings import Settings
 from crushlite.store import Stores, messages as message_rows, runs as run_rows
 from crushlite.testing import LocalDaemon, ScriptedAgent
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.disk import Disk
 from tests.support.prompts import shape, until

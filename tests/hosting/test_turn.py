@@ -801,6 +801,10 @@ class BlockingAgentTests(TurnBench):
         with self.assertRaisesRegex(RuntimeError, "SystemExit"):
             await run_blocking(agent, self.turn())
 
+    async def test_a_stop_iteration_in_a_thread_ends_the_turn(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "StopIteration"):
+            await run_blocking(lambda turn: next(iter(())), self.turn())
+
     async def test_a_cancel_makes_its_present_call_raise(self) -> None:
         raised: list[BaseException] = []
         turn = self.turn()

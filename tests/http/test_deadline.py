@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import TYPE_CHECKING
 
-from crushlite.clock import FakeClock, Timer
 from crushlite.http.limits import Deadline
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
+
+if TYPE_CHECKING:
+    from crushlite.clock import Timer
 
 
 class CountingClock(FakeClock):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from crushlite.clock import FakeClock
 from crushlite.http.outbox import Outbox, slices
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.memory import MemoryTransport
 

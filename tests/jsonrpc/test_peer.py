@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from crushlite.clock import FakeClock
 from crushlite.jsonrpc.errors import (
     CANCELLED,
     INTERNAL_ERROR,
@@ -21,6 +20,7 @@ from crushlite.jsonrpc.errors import (
 )
 from crushlite.jsonrpc.frames import HEADERS
 from crushlite.jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer, RpcRequest
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.streams import Streams, stream_pair
 

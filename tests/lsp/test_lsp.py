@@ -23,9 +23,9 @@ from tests.support.basics import BoundedTestCase
 from tests.support.configured import marked, new_mark
 
 if TYPE_CHECKING:
-    from crushlite.agent.scripted import ScriptedRun
     from crushlite.hosting.workspace import Workspace
     from crushlite.testing import Seen
+    from crushlite.testing.scripted import ScriptedRun
 
 SCRIPT = str(Path(language_server.__file__))
 

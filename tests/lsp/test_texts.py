@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.clock import FakeClock
 from crushlite.errors import BadRequest
 from crushlite.jsonrpc.peer import RpcRequest
 from crushlite.lsp import diagnostics, tools
@@ -35,6 +34,7 @@ from crushlite.lsp.servers import (
     installed,
 )
 from crushlite.lsp.tools import rename_in
+from crushlite.testing.fake_clock import FakeClock
 from crushlite.worktree.paths import OwnFolders
 from tests.support.basics import BoundedTestCase
 

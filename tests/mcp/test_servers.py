@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import SystemClock
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.errors import CrushliteError
 from crushlite.fake_model import End, Say
@@ -19,6 +19,7 @@ from crushlite.mcp import links, server as server_module, session as session_mod
 from crushlite.mcp.items import ToolInfo, read_tools
 from crushlite.mcp.session import McpSession
 from crushlite.mcp.wing import STARTING
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.configured import marked, new_mark, results, use
 from tests.support.mcp import McpTestCase, scripted
 

@@ -7,12 +7,12 @@ import json
 import unittest
 from typing import Any
 
-from crushlite.clock import FakeClock
 from crushlite.mcp.content import TYPE_CHARS, prompt_text, tool_answer
 from crushlite.mcp.items import read_prompts, read_tools
 from crushlite.mcp.naming import MOST_CHARS, reserved_for_others, safe_name
 from crushlite.mcp.places import PLACE_SECONDS, StartingPlaces
 from crushlite.mcp.schemas import BadSchema, acceptable
+from crushlite.testing.fake_clock import FakeClock
 
 
 class PlacesTests(unittest.IsolatedAsyncioTestCase):

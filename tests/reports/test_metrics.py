@@ -10,8 +10,7 @@ import unittest.mock
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.scripted import ScriptedAgent
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import SystemClock
 from crushlite.protocol.events import ConfigChanged
 from crushlite.protocol.messages import Message
 from crushlite.protocol.questions import Question
@@ -19,6 +18,8 @@ from crushlite.reports.metrics import Family, write
 from crushlite.reports.wing import TEXT_FORMAT
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
+from crushlite.testing.fake_clock import FakeClock
+from crushlite.testing.scripted import ScriptedAgent
 from crushlite.version import __version__
 from tests.support.basics import BoundedTestCase
 from tests.support.disk import Disk

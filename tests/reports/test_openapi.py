@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import errors
-from crushlite.agent.scripted import ScriptedAgent
 from crushlite.api import system
 from crushlite.http.sse import SSEParser
 from crushlite.protocol.codec import encode
@@ -27,6 +26,7 @@ from crushlite.protocol.sessions import Todo
 from crushlite.reports.openapi import OUTSIDE_ROUTES, document
 from crushlite.reports.schema import Schemas
 from crushlite.testing import LocalDaemon
+from crushlite.testing.scripted import ScriptedAgent
 from tests.api.test_input import InputTestCase
 from tests.protocol.test_protocol import SHAPES, empty_of, example_of
 from tests.support.basics import BoundedTestCase

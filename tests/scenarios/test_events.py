@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
 from crushlite.agent.base import Usage
-from crushlite.clock import FakeClock
 from crushlite.events import Bounds
 from crushlite.protocol.questions import Question
 from crushlite.testing import LocalDaemon, ScriptedAgent
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:

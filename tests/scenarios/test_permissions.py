@@ -8,7 +8,6 @@ import unittest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from crushlite.agent.base import Verdict
-from crushlite.clock import FakeClock
 from crushlite.errors import BadRequest
 from crushlite.events import Hub
 from crushlite.hosting.dialogs import Permissions
@@ -16,6 +15,7 @@ from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import Choice, Question, QuestionResponse
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.prompts import PAIR, notes, shape
 from tests.support.scenarios import scenario
 

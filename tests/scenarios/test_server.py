@@ -13,8 +13,7 @@ import uuid
 from pathlib import Path
 from unittest import mock
 
-from crushlite.agent.scripted import ScriptedAgent
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
 from crushlite.errors import UsageError
 from crushlite.http.messages import ByteSink, HTTPError, Pairs, Request, Response, Stream
@@ -22,6 +21,8 @@ from crushlite.http.router import Route, Router
 from crushlite.http.server import HTTPServer
 from crushlite.listen import Address, default_socket, is_stale, listen
 from crushlite.testing import LocalDaemon
+from crushlite.testing.fake_clock import FakeClock
+from crushlite.testing.scripted import ScriptedAgent
 from tests.support.http import replies
 from tests.support.scenarios import scenario
 

@@ -14,11 +14,11 @@ from unittest import mock
 
 from crushlite.api.context import answer, body
 from crushlite.api.entry import Entry, W
-from crushlite.clock import FakeClock
 from crushlite.fake_model import End, Say
 from crushlite.protocol.features import GetPrompt
 from crushlite.skills.part import SkillsPart
 from crushlite.testing import LocalDaemon
+from crushlite.testing.fake_clock import FakeClock
 from crushlite.wing import Wing, WorkspacePart
 from crushlite.wings import standard_wings
 from tests.skills.test_reading import skill_text

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.clock import FakeClock
 from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.store import Stores, connect, inspection
 from crushlite.store.directory import DirectoryLock, Note, this_boot
@@ -31,6 +30,7 @@ from crushlite.store.runs import get_run
 from crushlite.store.salvage import salvage
 from crushlite.store.sessions import get_session
 from crushlite.testing import LocalDaemon
+from crushlite.testing.fake_clock import FakeClock
 from crushlite.undo.queries import changed_runs, run_history
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.places import ROOT

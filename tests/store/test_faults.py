@@ -13,7 +13,6 @@ import unittest
 from functools import partial
 from typing import TYPE_CHECKING
 
-from crushlite.clock import FakeClock
 from crushlite.errors import (
     CorruptDatabase,
     CrushliteError,
@@ -27,6 +26,7 @@ from crushlite.protocol.sessions import Session
 from crushlite.store import InlineExecutor, Stores
 from crushlite.store.migrations import VERSION, version_of
 from crushlite.store.sessions import insert_session, rename_session
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import LIMIT
 from tests.support.places import ROOT
 from tests.support.store import StoreCase, add, ids

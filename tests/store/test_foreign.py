@@ -14,7 +14,6 @@ import unittest
 from functools import partial
 from typing import TYPE_CHECKING
 
-from crushlite.clock import FakeClock
 from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.protocol.messages import FinishPart, Message, Part, ToolCallPart
 from crushlite.protocol.sessions import Session
@@ -31,6 +30,7 @@ from crushlite.store.sessions import (
     get_session,
     insert_session,
 )
+from crushlite.testing.fake_clock import FakeClock
 from tests.store.test_damage import DamageCase, damage
 from tests.support.store import StoreCase, list_sessions
 

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.clock import FakeClock
 from crushlite.errors import StoreFull, StoreUnusable
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session
@@ -20,6 +19,7 @@ from crushlite.store.connection import configure
 from crushlite.store.messages import insert_message, list_messages
 from crushlite.store.migrations import BACKUPS, MIGRATIONS, VERSION, migrate, version_of
 from crushlite.store.sessions import insert_session
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.store import DyingOpener, list_sessions
 

@@ -17,7 +17,6 @@ import unittest
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from crushlite.clock import FakeClock
 from crushlite.errors import (
     CorruptDatabase,
     DataDirectoryInUse,
@@ -29,6 +28,7 @@ from crushlite.protocol.sessions import Session
 from crushlite.store import Stores, connect
 from crushlite.store.migrations import VERSION, migrate
 from crushlite.store.sessions import insert_session
+from crushlite.testing.fake_clock import FakeClock
 from crushlite.threads import DaemonThreads
 from tests.support.places import ROOT
 from tests.support.store import list_sessions

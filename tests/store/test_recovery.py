@@ -8,7 +8,6 @@ import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crushlite.clock import FakeClock
 from crushlite.errors import CorruptDatabase
 from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import (
@@ -31,6 +30,7 @@ from crushlite.store.migrations import migrate
 from crushlite.store.recovery import INTERRUPTED, recover
 from crushlite.store.runs import RunEnding, end_run, get_run, insert_run, list_runs, start_run
 from crushlite.store.sessions import get_session, insert_session
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.store import DyingOpener
 

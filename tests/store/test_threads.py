@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.clock import FakeClock
 from crushlite.errors import DataDirectoryInUse, StoreFailed
 from crushlite.store import Stores, stores as stores_module
+from crushlite.testing.fake_clock import FakeClock
 from crushlite.threads import DaemonThreads
 from tests.support.basics import LIMIT
 from tests.support.store import Gate, StoreCase, add, ids

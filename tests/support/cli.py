@@ -33,8 +33,8 @@ from tests.support.terminal import COMMAND, PATIENCE, Shown, Terminal, Window
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crushlite.agent.scripted import ScriptedRun
     from crushlite.settings import Settings
+    from crushlite.testing.scripted import ScriptedRun
 
 __all__ = [
     "PATIENCE",

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.client import Client, EventStream, Lost, Recovered, RemoteWorkspace
-from crushlite.clock import FakeClock
 from crushlite.http.messages import Request, Response, Stream
 from crushlite.http.router import Route
 from crushlite.protocol.events import Envelope, Resync
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.http import HTTPTestCase, RecordingStream
 from tests.support.routes import TABLE
 

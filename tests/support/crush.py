@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.agent.find import find_agent
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.cli.agent_names import find_agent
+from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
 from crushlite.fake_model import FakeModel, obedient
 from crushlite.settings import Settings
+from crushlite.testing.fake_clock import FakeClock
 from crushlite.wings import standard_wings
 from tests.support.basics import BoundedTestCase
 from tests.support.go import PATIENCE, Event, EventStream, GoClient, GoError, Refused, together

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.acp_agents.wing import AgentsWing
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import SystemClock
 from crushlite.commands.orphans import find_process
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
@@ -23,6 +23,7 @@ from tests.support.prompts import until
 if TYPE_CHECKING:
     from crushlite.clock import Clock
     from crushlite.testing import Participant, Seen
+    from crushlite.testing.fake_clock import FakeClock
 
 QUIRKY = Path(__file__).with_name("quirky_agent.py")
 SECRET = "s3cr3t-Value-0123456789"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import h11
 
-from crushlite.clock import FakeClock
 from crushlite.http.connection import Connection
 from crushlite.http.limits import Limits
 from crushlite.http.messages import ByteSink, HTTPError, Pairs, Request, Response, Stream
 from crushlite.http.router import Guard, Route, Router
 from crushlite.http.server import HTTPServer
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.memory import MemoryTransport
 

@@ -17,11 +17,12 @@ from crushlite.coder.providers.base import ModelStop, Text
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
 from crushlite.fake_model import End, FakeModel, Say
-from crushlite.hosting import shell, turn_requests, workspace
+from crushlite.hosting import turn_requests, workspace
 from crushlite.hosting.subturns import summarize_turn
 from crushlite.hosting.turn import LiveTurn
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import FinishPart, Message, Prompt, TextPart
+from crushlite.shell import part as shell_part
 from crushlite.testing import LocalDaemon
 from tests.support.agents import AgentTestCase
 from tests.support.basics import LIMIT, BoundedTestCase
@@ -175,8 +176,8 @@ class CoderDaemonTestCase(BoundedTestCase):
         # Killed commands are waited for as long as it takes: on a busy machine that may be more
         # than the few seconds after which the daemon gives up.
         for module, name in (
-            (turn_requests, "COMMAND_SECONDS"),
-            (shell, "END_SECONDS"),
+            (turn_requests, "WATCH_SECONDS"),
+            (shell_part, "END_SECONDS"),
             (workspace, "END_SECONDS"),
         ):
             self.enterContext(mock.patch.object(module, name, LIMIT / 2))

@@ -13,7 +13,7 @@ from tests.support.basics import BoundedTestCase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from crushlite.agent.scripted import ScriptedRun
+    from crushlite.testing.scripted import ScriptedRun
 
 
 class RealServerCase(BoundedTestCase):

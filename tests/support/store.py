@@ -14,7 +14,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.clock import FakeClock
 from crushlite.protocol.codec import decode
 from crushlite.protocol.messages import (
     BinaryPart,
@@ -30,6 +29,7 @@ from crushlite.protocol.messages import (
 from crushlite.protocol.sessions import Session
 from crushlite.store import Store, Stores, connect
 from crushlite.store.sessions import insert_session, session_texts
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.places import ROOT
 

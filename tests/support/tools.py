@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from crushlite.agent.base import Scope, Verdict
+from crushlite.agent.base import UNKNOWN_JOB, Scope, Verdict
 from crushlite.clock import SystemClock
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse, failure
 from crushlite.coder.tools.registry import all_tools
 from crushlite.commands import process
-from crushlite.commands.background import UNKNOWN_JOB, Background, JobInfo, JobOutput
 from crushlite.errors import CrushliteError
 from crushlite.hosting.dialogs import check_questions
 from crushlite.protocol.sessions import Session
+from crushlite.shell.background import Background
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from crushlite.agent.base import Turn
+    from crushlite.agent.base import Exit, JobInfo, JobOutput, Turn
     from crushlite.coder.tools.base import Tool
     from crushlite.commands.process import Command
     from crushlite.protocol.questions import Question, QuestionResponse
@@ -144,7 +144,7 @@ class FakeTurn:
     async def wait_for_job(self, job_id: str, seconds: float) -> None:
         await self.jobs.wait(job_id, self.session_id, seconds)
 
-    async def kill_job(self, job_id: str) -> process.Exit | None:
+    async def kill_job(self, job_id: str) -> Exit | None:
         return await self.jobs.kill(job_id, self.session_id)
 
     async def session(self) -> Session:

@@ -21,7 +21,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from crushlite.agent.find import find_agent
+from crushlite.cli.agent_names import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
 from crushlite.fake_model import End, Fail, FakeModel, Say, Use, Wait

@@ -6,12 +6,11 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from crushlite.agent.base import Agent, Info
 from crushlite.claims import Claims, Graces
-from crushlite.clock import FakeClock
 from crushlite.events import Hub
 from crushlite.hosting import workspace_base
 from crushlite.hosting.endings import Endings
@@ -21,7 +20,9 @@ from crushlite.protocol.config import SelectedModel
 from crushlite.protocol.messages import Message, Prompt
 from crushlite.protocol.sessions import Session
 from crushlite.settings import Settings
+from crushlite.shell.part import ShellPart
 from crushlite.store import InlineExecutor, Stores, messages as message_rows, sessions
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from crushlite.agent.base import Turn
     from crushlite.store import Connection
+    from crushlite.wing import OpenWorkspace
 
 SESSION = "session-1"
 SCOPE = ""
@@ -108,6 +110,10 @@ class Bench(BoundedTestCase):
         self.addCleanup(self.hub.close)
         self.scoped, self.transcript = self.workspace.store, self.workspace.transcript
         self.parts = self.workspace.parts
+
+    def shell(self) -> ShellPart:
+        """A part that runs the commands of turns; the test adds it to the parts."""
+        return ShellPart(cast("OpenWorkspace", self.workspace))
 
     def leave(self) -> None:
         """From now on no person attends."""

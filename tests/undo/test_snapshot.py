@@ -303,7 +303,7 @@ class CommandTests(Bench):
         """Let only the undo wing watch the commands of this workspace."""
         workspace = mock.Mock(path=self.root, store=self.scoped)
         workspace.record_changes = self.workspace.record_changes
-        self.parts[:] = [part := ChangesPart(workspace, limits)]
+        self.parts[:] = [part := ChangesPart(workspace, limits), self.shell()]
         return part
 
     async def ran(self, turn: LiveTurn, command: str, **more: Any) -> None:

@@ -25,9 +25,9 @@ from tests.support.prompts import until
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
-    from crushlite.agent.scripted import ScriptedRun
     from crushlite.fake_model import Step
     from crushlite.testing import Participant
+    from crushlite.testing.scripted import ScriptedRun
 
 
 async def reported(path: str, turn: Turn) -> None:

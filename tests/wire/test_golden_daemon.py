@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.agent.base import Scope
-from crushlite.agent.offline import OfflineAgent
 from crushlite.fake_model import End, Say, Think, Wait
+from crushlite.offline.agent import OfflineAgent
 from crushlite.protocol.codec import encode
 from crushlite.protocol.permissions import PermissionOption
 from crushlite.protocol.questions import Question

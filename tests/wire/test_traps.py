@@ -10,9 +10,9 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import agent_factory
-from crushlite.clock import FakeClock
 from crushlite.fake_model import End, Say, Think, Use, Wait
 from crushlite.settings import Settings
+from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import LIMIT
 from tests.support.configured import until, use
 from tests.support.crush import Run, Tui, WireCase, parts_of, text_of

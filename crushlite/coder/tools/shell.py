@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from ...agent.base import JobInfo
 from ...clock import wait_at_most
-from ...commands.background import JobInfo
 from ...errors import BadRequest, Conflict
 from ...worktree.paths import locate
 from .arguments import flag, number, plain, schema, text
@@ -25,9 +25,8 @@ from .safe import Surroundings, environment, harmless_words
 from .scope import command_scope
 
 if TYPE_CHECKING:
-    from ...agent.base import Verdict
+    from ...agent.base import Exit, RunningCommand, Verdict
     from ...clock import Clock, Timer
-    from ...commands.process import Command, Exit
     from ...worktree.paths import Place
     from .base import ToolUse
 
@@ -128,7 +127,7 @@ class Bash:
         return ToolOutcome(content, is_error=failed, metadata=json.dumps(metadata))
 
     async def _wait(
-        self, call: ToolUse, command: Command, wanted: _WantedCommand
+        self, call: ToolUse, command: RunningCommand, wanted: _WantedCommand
     ) -> tuple[str, Exit | None]:
         """Wait for a command. Return the id of the job that it has become and None, or an empty id
         and how it ended."""
@@ -198,7 +197,7 @@ class _WantedCommand:
             scope=scope,
         )
 
-    async def start(self) -> Command:
+    async def start(self) -> RunningCommand:
         """Raises BadRequest if the folder has been moved or replaced since it was located."""
         call = self._call
         again = await call.context.blocking(locate, call.context.path, str(self.place.path))
@@ -221,7 +220,7 @@ class _WantedCommand:
         at = Surroundings(self.place.path, context.path, context.own, search)
         return harmless_words(self.command, at)
 
-    async def start_harmless(self, words: list[str]) -> Command:
+    async def start_harmless(self, words: list[str]) -> RunningCommand:
         turn = self._call.turn
         return await turn.command(words, cwd="/", env=environment(), read_only=True)
 
@@ -230,7 +229,7 @@ class _Progress:
     """Shows the end of a running command's output, at most every PROGRESS_SECONDS."""
 
     def __init__(self, call: ToolUse, clock: Clock) -> None:
-        self.command: Command | None = None
+        self.command: RunningCommand | None = None
         self._call = call
         self._clock = clock
         self._timer: Timer | None = None

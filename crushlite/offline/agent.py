@@ -12,15 +12,15 @@ import json
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..agent.base import Info, Scope, Title, Usage
 from ..protocol.config import Model, SelectedModel
 from ..protocol.questions import Choice, Question
 from ..protocol.sessions import Todo
-from .base import Info, Scope, Title, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from .base import Turn, Verdict
+    from ..agent.base import Turn, Verdict
 
 
 class OfflineAgent:

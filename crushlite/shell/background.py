@@ -6,37 +6,19 @@ A job ends by itself, when it is killed, when its session is deleted, or when th
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from ..agent.base import UNKNOWN_JOB, JobOutput
 from ..clock import wait_at_most
 from ..errors import Conflict, NotFound
 
 if TYPE_CHECKING:
+    from ..agent.base import Exit, JobInfo, RunningCommand
     from ..clock import Clock, Timer
-    from .process import Command, Exit
-
-
-class JobInfo(NamedTuple):
-    """What a job is, as clients show it: its command, what that is for, and where it runs."""
-
-    command: str = ""
-    description: str = ""
-    folder: str = ""
-
-
-UNKNOWN_JOB = JobInfo()
-
-
-class JobOutput(NamedTuple):
-    """The output of a job so far. `exit` is None while it runs."""
-
-    text: str
-    done: bool
-    exit: Exit | None
 
 
 class _Job:
-    def __init__(self, session_id: str, command: Command, info: JobInfo) -> None:
+    def __init__(self, session_id: str, command: RunningCommand, info: JobInfo) -> None:
         self.session_id = session_id
         self.command = command
         self.info = info
@@ -67,7 +49,7 @@ class Background:
     def live(self) -> int:
         return len(self._jobs) - len(self._ended)
 
-    def adopt(self, session_id: str, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
+    def adopt(self, session_id: str, command: RunningCommand, info: JobInfo = UNKNOWN_JOB) -> str:
         """Make a job of a running command. Return the job's id. Raises Conflict if the workspace is
         closing or too many jobs run."""
         if self._closed:

@@ -7,18 +7,18 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from ..agent.base import Agent, agent_factory
 from ..errors import UsageError
-from .base import Agent, agent_factory
-from .offline import OfflineAgent
+from ..offline.agent import OfflineAgent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import Any
 
+    from ..agent.base import AgentFactory
     from ..clock import Clock
     from ..wing import Wing
-    from .base import AgentFactory
 
 
 def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:

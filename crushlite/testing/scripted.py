@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from ..agent.base import Info
 from ..protocol.config import Model, SelectedModel
-from .base import Info
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from .base import Turn
+    from ..agent.base import Turn
 
 
 class ScriptedRun:

@@ -1,0 +1,1 @@
+"""An agent without a model, for wings: it answers where none is configured, or none is wanted."""
