@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 # is what the seam shows of the api.
 GROUPS: dict[str, tuple[str, ...]] = {
     "foundations": (
-        *("version", "unique", "records", "errors", "clock", "threads", "logs", "itself"),
+        *("version", "unique", "records", "errors", "clock", "threads", "itself"),
         "realpath",
     ),
     "the wire": ("protocol",),
@@ -32,8 +32,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),
     "the daemon": ("daemon", "launch", "testing"),
 }
-# Used by several wings, or by their tests, and by nothing else.
-LIBRARIES = ("worktree", "jsonrpc", "outbound", "fake_model")
+# Used by several wings, by their tests, or by a person, and by nothing else.
+LIBRARIES = ("repair", "worktree", "jsonrpc", "outbound", "fake_model")
 WINGS = (
     "config",
     "coder",

@@ -18,13 +18,13 @@ from crushlite.clock import FakeClock
 from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.protocol.messages import FinishPart, Message, Part, ToolCallPart
 from crushlite.protocol.sessions import Session
+from crushlite.repair.salvage import salvage
 from crushlite.store import InlineExecutor, RunRow, Stores, connect
 from crushlite.store.directory import is_owned, last_note
 from crushlite.store.messages import get_message, insert_message
 from crushlite.store.migrations import MIGRATIONS
 from crushlite.store.recovery import recover
 from crushlite.store.runs import RunEnding, end_run, insert_run, start_run
-from crushlite.store.salvage import salvage
 from crushlite.store.sessions import (
     child_ids,
     delete_session,
