@@ -33,7 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the daemon": ("daemon", "launch", "testing"),
 }
 # Used by several wings, by their tests, or by a person, and by nothing else.
-LIBRARIES = ("repair", "worktree", "jsonrpc", "outbound", "fake_model")
+LIBRARIES = ("features", "repair", "worktree", "jsonrpc", "outbound", "fake_model")
 WINGS = (
     "config",
     "coder",

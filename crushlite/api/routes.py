@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..http.router import Route, Router
 from ..protocol.codec import LARGE, without_none
-from ..protocol.config import (
-    AgentInfo,
-    AgentInit,
-    CompactMode,
-    ModelChoice,
-    OAuthRefresh,
-    ProviderKey,
-    RemoveValue,
-    SelectedModel,
-    SetValue,
-)
+from ..protocol.config import AgentInfo, AgentInit, ModelChoice, SelectedModel
 from ..protocol.events import Envelope
-from ..protocol.features import GetPrompt, NamedServer, ReadSkill
 from ..protocol.health import Health
 from ..protocol.messages import Message, Prompt
 from ..protocol.permissions import (
@@ -93,8 +82,15 @@ IN_SESSION = Param("session_id", "Only those of this session.")
 IN_STATE = Param("state", "Only those in this state.", choices=RUN_STATES)
 READER = Param("session_id", "The session that read it.", required=True)
 READ_PATH = Param("path", "What it read.", required=True)
-SERVER = Param("name", "The tool server.", required=True)
 ANSWER: dict[str, Any] = {"params": (BY,), "urgent": True}  # of what a person was asked
+
+LISTED = ("tools", "prompts", "resources")  # of a tool server
+# Requests that only a wing can carry out: without it they are refused.
+ABSENT = (
+    *("/config/set", "/config/remove", "/config/compact", "/config/provider-key"),
+    *("/config/refresh-oauth", "/project/init", "/skills/read", "/mcp/auth", "/mcp/get-prompt"),
+    *("/mcp/docker/enable", "/mcp/docker/disable"),
+)
 
 TABLE: tuple[Entry, ...] = (
     # The daemon itself.
@@ -129,13 +125,8 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", "/v1/config", features.daemon_config, gives=dict[str, Any]),
     Entry("GET", W + "/config", features.get_config, gives=WireConfig),
     Entry("GET", W + "/providers", features.providers, gives=list[dict[str, Any]]),
-    Entry("POST", W + "/config/set", features.change_config, takes=SetValue),
-    Entry("POST", W + "/config/remove", features.change_config, takes=RemoveValue),
     Entry("POST", W + "/config/model", features.choose_model, takes=ModelChoice),
-    Entry("POST", W + "/config/compact", features.change_config, takes=CompactMode),
-    Entry("POST", W + "/config/provider-key", features.change_config, takes=ProviderKey),
     Entry("POST", W + "/config/import-copilot", features.import_copilot, gives=dict[str, Any]),
-    Entry("POST", W + "/config/refresh-oauth", features.refresh_oauth, takes=OAuthRefresh),
     # Sessions, messages and files.
     Entry("GET", W + "/sessions", sessions.list_sessions, gives=list[Session]),
     Entry("POST", W + "/sessions", sessions.create, takes=Session, gives=Session),
@@ -220,28 +211,19 @@ TABLE: tuple[Entry, ...] = (
     ),
     # Features that the Crush UI asks for and the core does not have.
     Entry("GET", W + "/project/needs-init", features.needs_init, gives=dict[str, bool]),
-    Entry("POST", W + "/project/init", features.init_project),
-    Entry("GET", W + "/project/init-prompt", features.init_prompt, gives=dict[str, str]),
     Entry("GET", W + "/skills", features.no_list, gives=list[Any]),
-    Entry("POST", W + "/skills/read", features.read_skill, takes=ReadSkill),
     Entry("GET", W + "/lsps", features.no_map, gives=dict[str, Any]),
-    Entry("GET", W + "/lsps/{name}/diagnostics", features.diagnostics),
     Entry("POST", W + "/lsps/start", features.nothing_to_do),
     Entry("POST", W + "/lsps/stop", features.nothing_to_do),
     Entry("GET", W + "/mcp/states", features.no_map, gives=dict[str, Any]),
     Entry("GET", W + "/mcp/pending-auth", features.no_list, gives=list[Any]),
     Entry("GET", W + "/mcp/prompts", features.no_list, gives=list[Any]),
-    Entry("GET", W + "/mcp/auth-url", features.mcp_address, gives=dict[str, Any], params=(SERVER,)),
-    Entry("POST", W + "/mcp/auth", features.mcp_absent, takes=NamedServer),
-    Entry("POST", W + "/mcp/get-prompt", features.mcp_prompt, takes=GetPrompt),
-    Entry(
-        "POST", W + "/mcp/read-resource", features.mcp_resources, takes=NamedServer, gives=list[Any]
-    ),
-    Entry("POST", W + "/mcp/refresh-tools", features.mcp_refresh, takes=NamedServer),
-    Entry("POST", W + "/mcp/refresh-prompts", features.mcp_refresh, takes=NamedServer),
-    Entry("POST", W + "/mcp/refresh-resources", features.mcp_refresh, takes=NamedServer),
-    Entry("POST", W + "/mcp/docker/enable", features.mcp_docker),
-    Entry("POST", W + "/mcp/docker/disable", features.mcp_docker),
+    Entry("GET", W + "/mcp/auth-url", features.no_map, gives=dict[str, Any]),
+    Entry("POST", W + "/mcp/read-resource", features.no_list, gives=list[Any]),
+    *(Entry("POST", f"{W}/mcp/refresh-{what}", features.nothing_to_do) for what in LISTED),
+    *(Entry("POST", W + path, features.absent) for path in ABSENT),
+    Entry("GET", W + "/lsps/{name}/diagnostics", features.absent),
+    Entry("GET", W + "/project/init-prompt", features.absent),
 )
 
 
