@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "what everything stands on": ("backlog", "events", "store", "commands", "http"),
     "contracts": ("agent.base", "api.entry", "wing"),
     "hosting": ("hosting",),
-    "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),
+    "doors": ("api", "client", "listen", "bounded_exit", "agent", "wings"),
     "the daemon": ("daemon", "launch", "testing"),
 }
 # Used by several wings, by their tests, or by a person, and by nothing else.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import SystemClock, all_done
 from ..errors import NotFound
-from ..protocol.health import Health
 from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
 from ..unique import new_id
 from .following import RunStream
@@ -123,10 +122,6 @@ class Client:
     async def health(self) -> None:
         """Return if the daemon answers that it is well; raise otherwise."""
         await self.wire.send("GET", route("health"))
-
-    async def vitals(self) -> Health:
-        """The daemon's own figures: load, workspaces, clients, and what its checks found."""
-        return await self.wire.ask(Health, "GET", route("health", verbose=1))
 
     async def version(self) -> VersionInfo:
         return await self.wire.ask(VersionInfo, "GET", route("version"))

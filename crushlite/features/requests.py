@@ -6,8 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ..client.requests import LONG
-from ..client.wire import route
-from ..errors import CrushliteError
+from ..client.wire import readable, route
+from ..errors import CrushliteError, NotFound
 from ..protocol.codec import decode, dumps, encode, loads
 from ..protocol.config import ModelChoice
 from ..protocol.features import CommandInfo
@@ -15,6 +15,7 @@ from .agents import OfferedAgent, SessionAgent
 from .changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
 from .commands import ExpandCommand, ExpandedCommand
 from .config import ProviderKey, RemoveValue, SetValue
+from .health import Health
 from .servers import McpState, UsedServers, WantServers
 from .web import WebAddress, WebRequest
 
@@ -152,6 +153,19 @@ async def use_tool_servers(
                 raise CrushliteError(f"POST {target}: a line of the answer is too long")
             for line in lines:
                 yield decode(UsedServers, loads(line))
+
+
+# The daemon itself ------------------------------------------------------------------------------
+
+
+async def vitals(client: Client) -> Health:
+    """The daemon's own figures: load, workspaces, clients, and what its checks found. Raises
+    NotFound if it makes no reports."""
+    answer = await client.wire.send("GET", route("health", verbose=1))
+    if not answer.strip():
+        raise NotFound(f"the daemon at {client.address} makes no reports about itself")
+    with readable("GET", "/v1/health"):
+        return decode(Health, loads(answer))
 
 
 # The web console --------------------------------------------------------------------------------

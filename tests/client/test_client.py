@@ -17,6 +17,7 @@ from crushlite.cli.export import export
 from crushlite.client import Client, ConnectionFailed
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound, Unavailable
 from crushlite.features import changes, requests as features
+from crushlite.features.health import Health
 from crushlite.http.messages import Response
 from crushlite.http.sse import SSEParser
 from crushlite.protocol import (
@@ -30,7 +31,6 @@ from crushlite.protocol import (
 )
 from crushlite.protocol.codec import encode
 from crushlite.protocol.events import Envelope, Resync
-from crushlite.protocol.health import Health
 from crushlite.protocol.workspaces import Space
 from tests.support.client import (
     ACCEPTED,
@@ -395,7 +395,7 @@ class RequestTests(ClientTestCase):
         self.assertEqual((await self.within(self.client.version())).build_id, "b")
         vitals = Health("ok", "1", 7, 1.5, 0.0, 1, 2, 2, 1, store={"/d": "ok"})
         self.answers["GET", "/v1/health"] = answer(encode(vitals))
-        self.assertEqual(await self.within(self.client.vitals()), vitals)
+        self.assertEqual(await self.within(features.vitals(self.client)), vitals)
         self.assertEqual(self.targets[-1], "GET /v1/health?verbose=1")
         found = await self.within(self.client.workspaces())
         self.assertEqual(found, [workspaces.Workspace("w", "/p")])

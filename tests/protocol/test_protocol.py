@@ -20,6 +20,7 @@ from crushlite.features.agents import OfferedAgent, SessionAgent
 from crushlite.features.changes import ChangedRun, FileChange, RunChanges, UndoAnswer, UndoRequest
 from crushlite.features.commands import ExpandCommand, ExpandedCommand, ReadSkill
 from crushlite.features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
+from crushlite.features.health import Check, Health
 from crushlite.features.servers import (
     ClientServer,
     GetPrompt,
@@ -43,7 +44,6 @@ from crushlite.protocol.features import (
     SkillsEvent,
     SkillState,
 )
-from crushlite.protocol.health import Check, Health
 from crushlite.protocol.messages import (
     PARTS,
     Attachment,
