@@ -87,18 +87,17 @@ class ClaimState(Enum):
     HELD_DETACH = "held_detach"
 
 
+_HELD = {
+    "create": ClaimState.HELD_CREATE,
+    "attach": ClaimState.STREAMING,
+    "release": ClaimState.NONE,
+    "expire": ClaimState.NONE,
+    "retire": ClaimState.NONE,
+}
 TRANSITIONS: dict[ClaimState, dict[str, ClaimState]] = {
-    ClaimState.NONE: {
-        "create": ClaimState.HELD_CREATE,
-        "attach": ClaimState.STREAMING,
-    },
-    ClaimState.HELD_CREATE: {
-        "create": ClaimState.HELD_CREATE,
-        "attach": ClaimState.STREAMING,
-        "release": ClaimState.NONE,
-        "expire": ClaimState.NONE,
-        "retire": ClaimState.NONE,
-    },
+    ClaimState.NONE: {"create": ClaimState.HELD_CREATE, "attach": ClaimState.STREAMING},
+    ClaimState.HELD_CREATE: _HELD,
+    ClaimState.HELD_DETACH: _HELD,
     ClaimState.STREAMING: {
         "create": ClaimState.STREAMING,
         "attach": ClaimState.STREAMING,
@@ -111,13 +110,6 @@ TRANSITIONS: dict[ClaimState, dict[str, ClaimState]] = {
         "attach": ClaimState.STREAMING_RELEASED,
         "detach_last": ClaimState.NONE,
         "release": ClaimState.STREAMING_RELEASED,
-        "retire": ClaimState.NONE,
-    },
-    ClaimState.HELD_DETACH: {
-        "create": ClaimState.HELD_CREATE,
-        "attach": ClaimState.STREAMING,
-        "release": ClaimState.NONE,
-        "expire": ClaimState.NONE,
         "retire": ClaimState.NONE,
     },
 }
@@ -379,7 +371,7 @@ class Claims:
         self._workspaces.clear()
         return effects
 
-    # For the eye of an operator
+    # For reports
 
     @property
     def live(self) -> list[str]:
@@ -394,16 +386,6 @@ class Claims:
         """How many clients have a claim, on however many workspaces, and all their open streams."""
         rows = [row for workspace in self._workspaces for row in self.clients(workspace)]
         return len({client for client, _, _ in rows}), sum(streams for _, _, streams in rows)
-
-    def __repr__(self) -> str:
-        claims = [claim for found in self._workspaces.values() for claim in found.claims.values()]
-        return (
-            f"<Claims {'latched' if self.is_latched else 'open'}"
-            f" live={len(self._workspaces)} claims={len(claims)}"
-            f" streams={sum(claim.streams for claim in claims)}"
-            f" runs={sum(len(found.runs) for found in self._workspaces.values())}"
-            f" pending={self.pending} armed={len(self._armed)} retired={len(self._retired)}>"
-        )
 
     # How claims come and go. Every way to lose one ends in `_leave`, and only `_leave` and `failed`
     # can make the server idle.

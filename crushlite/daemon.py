@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from .agent.base import agent_factory
 from .api.auth import Guard, WrongKeys
-from .api.context import Context, Vitals, translate
+from .api.context import Context, translate
 from .api.routes import build_router, whole_table
 from .bounded_exit import BoundedExit
 from .clock import SystemClock, wait_at_most
@@ -49,7 +49,6 @@ from .listen import (
 from .settings import Settings
 from .threads import DaemonThreads
 from .unique import new_id
-from .watchdog import Watchdog
 from .wings import standard_wings
 
 if TYPE_CHECKING:
@@ -101,7 +100,6 @@ class Daemon:
         self.clock = clock or SystemClock()
         self.addresses: list[Address] = []  # where it listens, once started
         self.tokens: dict[int, TokenFile] = {}  # by port
-        self.watchdog = Watchdog()
         self._hosts = [parse_address(url) for url in hosts]
         self._auth = auth
         self._shared_store: Store | None = None
@@ -128,9 +126,9 @@ class Daemon:
             wing.use_ports(self, self.clock)
         table = whole_table(self.wings)
         self._guard = Guard(frozenset(allow_hosts), WrongKeys(self.clock))
-        self._vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
+        context = Context(self.backend, table, lambda: self.server.statistics)
         self.server = HTTPServer(
-            build_router(Context(self.backend, self._vitals, table), self._guard),
+            build_router(context, self._guard),
             clock=self.clock,
             limits=Limits.for_open_files(_allowed_files()),
             translate=translate,
@@ -217,7 +215,6 @@ class Daemon:
             raise IllegalCall("a daemon is started once: make another one")
         self._begun = True
         _raise_file_limit()
-        self._vitals.begin()
         async with self._starting:
             try:
                 if self.settings.data_dir:
@@ -234,7 +231,6 @@ class Daemon:
             except BaseException:
                 await self._release()
                 raise
-        self.watchdog.start()
         self.backend.begin()
 
     async def stop(self) -> None:
@@ -258,7 +254,6 @@ class Daemon:
         await self.server.drain(DRAIN_SECONDS if shutdown.done() else HURRY_SECONDS)
         async with self._starting:  # what that has opened it releases itself, before we are gone
             await self._release()
-        self.watchdog.stop()
         log.info("left")
 
     async def loopback(self, port: int = 0) -> tuple[str, int]:
@@ -333,6 +328,8 @@ class Daemon:
         if self._shared_store is not None:
             await self._stores.release(self._shared_store)
             self._shared_store = None
+        for wing in self.wings:
+            wing.stopped()
 
     def _remove_files(self) -> None:
         for listener in self._listeners:

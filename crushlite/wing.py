@@ -354,6 +354,9 @@ class Wing:
     async def started(self, urls: Sequence[str]) -> None:
         """The daemon listens at these addresses. A UsageError ends it."""
 
+    def stopped(self) -> None:
+        """The daemon has left, or could not start: called at least once, also without `started`."""
+
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart | None:
         """A workspace has opened; no request has reached it yet. The place to import what a daemon
         without workspaces does not need."""

@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 from crushlite.client import Client  # noqa: E402
 from crushlite.clock import SystemClock  # noqa: E402
 from crushlite.errors import CrushliteError  # noqa: E402
+from crushlite.features import requests  # noqa: E402
 from crushlite.jsonrpc.errors import PeerError, RpcError  # noqa: E402
 from crushlite.jsonrpc.peer import RpcPeer  # noqa: E402
 from tests.support.configured import marked  # noqa: E402
@@ -88,7 +89,7 @@ class Editors:
             await asyncio.sleep(self.random.uniform(10, 30))
             with contextlib.suppress(CrushliteError, ProcessLookupError):
                 async with Client(self.address) as client:
-                    os.kill((await client.vitals()).pid, signal.SIGKILL)
+                    os.kill((await requests.vitals(client)).pid, signal.SIGKILL)
                     self.counts["daemons killed"] += 1
 
     async def _editors(self) -> None:
@@ -112,7 +113,7 @@ class Editors:
                 message.text.split("\n")[0] for message in await workspace.user_messages()
             )
             listed = {session.id for session in await workspace.sessions()}
-            os.kill((await client.vitals()).pid, signal.SIGTERM)
+            os.kill((await requests.vitals(client)).pid, signal.SIGTERM)
         self.wrong += [
             f"{name} is in its session {said[name]} times" for name in said if said[name] > 1
         ]

@@ -42,6 +42,7 @@ from crushlite.errors import CrushliteError, StoreUnusable  # noqa: E402
 from crushlite.http.client import ClientError, HTTPClient, UnixConnector  # noqa: E402
 from crushlite.protocol.codec import encode  # noqa: E402
 from crushlite.protocol.messages import FinishPart, Message, TextPart  # noqa: E402
+from crushlite.protocol.runs import RunInfo  # noqa: E402
 from crushlite.protocol.sessions import Session  # noqa: E402
 from crushlite.store import Connection, RunRow, Store, Stores  # noqa: E402
 from crushlite.store.files import (  # noqa: E402
@@ -53,7 +54,7 @@ from crushlite.store.files import (  # noqa: E402
     record_changes,
 )
 from crushlite.store.messages import insert_message, list_messages  # noqa: E402
-from crushlite.store.runs import RunEnding, end_run, insert_run, list_runs  # noqa: E402
+from crushlite.store.runs import end_run, insert_run, list_runs  # noqa: E402
 from crushlite.store.sessions import insert_session, session_texts  # noqa: E402
 from crushlite.undo.states import MISSING  # noqa: E402
 
@@ -79,7 +80,9 @@ def fill(conn: Connection, part: int) -> None:
             message = Message(f"message-{number}-{turn}", role, sid, created_at=turn)
             message.parts = [TextPart(f"text {turn} " * (turn * turn * 10)), FinishPart("stop")]
             insert_message(conn, "", message)
-        end_run(conn, "", RunEnding(run.run_id, "completed", f"message-{number}-11", ended_at=5.0))
+        ending = RunInfo(run.run_id, outcome="completed", message_id=f"message-{number}-11")
+        ending.ended_at = 5.0
+        end_run(conn, "", ending)
         change = Change(f"/src/{number}.py", MISSING, FileState("code " * 300))
         record_changes(conn, "", sid, [change], 1.0)
         mark_read(conn, "", sid, f"/src/{number}.py", 2.0)

@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 # is what the seam shows of the api.
 GROUPS: dict[str, tuple[str, ...]] = {
     "foundations": (
-        *("version", "unique", "records", "errors", "clock", "threads", "logs", "itself"),
+        *("version", "unique", "records", "errors", "clock", "threads", "itself"),
         "realpath",
     ),
     "the wire": ("protocol",),
@@ -29,11 +29,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "what everything stands on": ("backlog", "events", "store", "http"),
     "contracts": ("agent", "api.entry", "wing"),
     "hosting": ("hosting",),
-    "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "wings"),
+    "doors": ("api", "client", "listen", "bounded_exit", "wings"),
     "the daemon": ("daemon", "launch"),
 }
-# Used by several wings, or by tests, and by nothing else.
-LIBRARIES = ("commands", "offline", "worktree", "jsonrpc", "outbound", "fake_model", "testing")
+# Used by several wings, by tests, or by a person, and by nothing else.
+LIBRARIES = (
+    *("commands", "offline", "features", "repair", "worktree", "jsonrpc", "outbound"),
+    *("fake_model", "testing"),
+)
 WINGS = (
     "config",
     "coder",

@@ -51,6 +51,7 @@ sys.path.insert(0, str(ROOT))
 from crushlite import Client  # noqa: E402
 from crushlite.clock import SystemClock  # noqa: E402
 from crushlite.errors import CrushliteError  # noqa: E402
+from crushlite.features import requests  # noqa: E402
 from crushlite.protocol.codec import encode  # noqa: E402
 from crushlite.store import Stores  # noqa: E402
 
@@ -248,7 +249,7 @@ class Worker:
             await workspace.cancel(self.session)
             ledger.counts["cancels"] += 1
         if rng.random() < 0.05:
-            await workspace.set_config("options.tui.compact_mode", rng.random() < 0.5)
+            await requests.set_config(workspace, "options.tui.compact_mode", rng.random() < 0.5)
             ledger.counts["config changes"] += 1
         for run_id in runs:
             await workspace.run(run_id, wait=PATIENCE)

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFound
+from ..features import requests
 
 if TYPE_CHECKING:
     from ..client import RemoteWorkspace
@@ -33,11 +34,11 @@ async def expanded(workspace: RemoteWorkspace, text: str) -> str:
     found = _COMMAND.match(text)
     if found is None or all(found[1] != command.name for command in await _known(workspace)):
         return text
-    return await workspace.expand_command(found[1], text=found[2] or "")
+    return await requests.expand_command(workspace, found[1], text=found[2] or "")
 
 
 async def _known(workspace: RemoteWorkspace) -> list[CommandInfo]:
     try:
-        return (await workspace.commands())[:MOST]
+        return (await requests.commands(workspace))[:MOST]
     except NotFound:
         return []

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..client.wire import is_temporary
 from ..errors import CrushliteError, NotFound
-from ..protocol.features import ClientServer
+from ..features import requests
+from ..features.servers import ClientServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,7 @@ async def keep_used(
     while True:
         workspace = await project.connected_workspace()
         try:
-            async for answer in workspace.use_tool_servers(servers):
+            async for answer in requests.use_tool_servers(workspace, servers):
                 reasons = "; ".join(f"{name}: {why}" for name, why in answer.refused.items())
                 if reasons and reasons != warned:
                     warn(_UNUSED + reasons)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..client.following import ending_of
 from ..client.wire import is_temporary
 from ..errors import CrushliteError, NotFound, NotQueued, RunNotFound
+from ..features import requests
 from ..jsonrpc.errors import INTERNAL_ERROR, RpcError
 from ..protocol.messages import Message, ToolOutput
 from ..protocol.permissions import PermissionRequest
@@ -22,6 +23,7 @@ from ..unique import new_id
 from . import words
 from .choices import EditorChoices
 from .commands import expanded, listed
+from .elements import each_message
 from .view import SessionView
 
 if TYPE_CHECKING:
@@ -241,7 +243,7 @@ class Thread:
             self._is_loaded = True  # events that come from here on wait, and are shown behind it
             if not again:
                 self.view = SessionView(self.session_id, self.project.path)
-            async for message in workspace.each_message(self.session_id):
+            async for message in each_message(workspace, self.session_id):
                 updates = self.view.take(message)
                 if replay:
                     await self.send(updates)
@@ -258,7 +260,7 @@ class Thread:
         ended = await self._endings(workspace)
         if self._is_loaded:
             async with self._showing:
-                async for message in workspace.each_message(self.session_id):
+                async for message in each_message(workspace, self.session_id):
                     await self.send(self.view.take(message, with_errors=not self.prompts))
             await self.session_changed(await workspace.session(self.session_id))
         for prompt, ending in ended:
@@ -285,8 +287,8 @@ class Thread:
     async def read_options(self, workspace: RemoteWorkspace) -> None:
         try:
             self.choices.update(await workspace.agent(), await workspace.providers())
-            agents = [agent.name for agent in await workspace.offered_agents()]
-            current = await workspace.session_agent(self.session_id) if agents else ""
+            agents = [agent.name for agent in await requests.offered_agents(workspace)]
+            current = await requests.session_agent(workspace, self.session_id) if agents else ""
             self.choices.update_agents(agents, current)
         except NotFound:  # a daemon without configuration, or without other agents
             pass
@@ -296,7 +298,7 @@ class Thread:
         or BadRequest for an agent that does not exist."""
         if option == "agent" and isinstance(value, str) and value in self.choices.agents:
             await self.project.call(
-                lambda workspace: workspace.choose_agent(self.session_id, value)
+                lambda workspace: requests.choose_agent(workspace, self.session_id, value)
             )
             await self.read_options(await self.project.workspace())
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BadRequest, CrushliteError
 from ..http.messages import HTTPError, Response
@@ -14,7 +14,6 @@ from ..records import dataclass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..clock import Clock
     from ..hosting.backend import Backend
     from ..hosting.workspace import Workspace
     from ..http.messages import Request
@@ -29,41 +28,13 @@ ONE_PIECE = 256 * 1024  # bytes of an answer that are written at once
 MAX_MESSAGE = 1000  # characters of a refusal: some quote what was sent, which may be a megabyte
 
 
-class LoopWatch(Protocol):
-    """What the watchdog knows about the event loop."""
-
-    stalls: int  # how often the loop was blocked since the start
-    worst: float  # seconds it was late, at most
-
-    @property
-    def lag(self) -> float:
-        """Seconds by which the loop is late now, or was when it was last asked."""
-
-
-@dataclass(slots=True)
-class Vitals:
-    """The daemon as health and metrics see it; `begin` is called when it starts."""
-
-    clock: Clock
-    http: Callable[[], Statistics]
-    loop: LoopWatch
-    started: float = 0.0
-
-    def begin(self) -> None:
-        self.started = self.clock.time()
-
-    @property
-    def uptime(self) -> float:
-        return self.clock.time() - self.started
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """Every route function is called with it."""
 
     backend: Backend
-    vitals: Vitals
     table: tuple[Entry, ...]  # every route, for a route that describes them
+    statistics: Callable[[], Statistics]  # of the server
 
     def workspace(self, request: Request) -> Workspace:
         return self.backend.get(request.params["id"])

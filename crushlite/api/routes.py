@@ -11,20 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..http.router import Route, Router
 from ..protocol.codec import LARGE, without_none
-from ..protocol.config import (
-    AgentInfo,
-    AgentInit,
-    CompactMode,
-    ModelChoice,
-    OAuthRefresh,
-    ProviderKey,
-    RemoveValue,
-    SelectedModel,
-    SetValue,
-)
+from ..protocol.config import AgentInfo, AgentInit, ModelChoice, SelectedModel
 from ..protocol.events import Envelope
-from ..protocol.features import GetPrompt, NamedServer, ReadSkill
-from ..protocol.health import Health
 from ..protocol.messages import Message, Prompt
 from ..protocol.permissions import (
     Grant,
@@ -66,6 +54,8 @@ if TYPE_CHECKING:
     from .auth import Guard
     from .context import Context
 
+# A row says the method, the pattern, the function, and then what it takes and what it gives.
+WS = "/v1/workspaces"
 S = W + "/sessions/{sid}"
 A = W + "/agent/sessions/{sid}"
 R = W + "/runs/{run_id}"
@@ -79,7 +69,6 @@ BODIES_AT_ONCE = 2  # large ones, read in threads: more would only take the inte
 # Parameters.
 CLIENT = Param("client_id", "The UUID of the client.", required=True)
 BY = Param("client_id", "The UUID of the client; other clients see who it was.")
-VERBOSE = Param("verbose", "1: report the daemon's state, and test whether its stores can write.")
 RESUME = Param("resume", "1: events with ids, comments that keep the stream alive, tool output.")
 DELTAS = Param(
     "deltas", "1, with ids: what was appended to a growing message instead of the whole message."
@@ -91,51 +80,45 @@ EVENTS = (CLIENT, RESUME, DELTAS, LAST_ID)
 WAIT = Param("wait", f"Seconds to wait for the end, at most {MAX_WAIT:.0f}.", float)
 IN_SESSION = Param("session_id", "Only those of this session.")
 IN_STATE = Param("state", "Only those in this state.", choices=RUN_STATES)
-READER = Param("session_id", "The session that read it.", required=True)
-READ_PATH = Param("path", "What it read.", required=True)
-SERVER = Param("name", "The tool server.", required=True)
-ANSWER: dict[str, Any] = {"params": (BY,), "urgent": True}  # of what a person was asked
+LAST_READ = (
+    Param("session_id", "The session that read it.", required=True),
+    Param("path", "What it read.", required=True),
+)
+# Of what a person was asked.
+ANSWER: dict[str, Any] = {"gives": Resolution, "params": (BY,), "urgent": True}
+
+LISTED = ("tools", "prompts", "resources")  # of a tool server
+# Requests that only a wing can carry out: without it they are refused.
+ABSENT = (
+    *("/config/set", "/config/remove", "/config/compact", "/config/provider-key"),
+    *("/config/refresh-oauth", "/project/init", "/skills/read", "/mcp/auth", "/mcp/get-prompt"),
+    *("/mcp/docker/enable", "/mcp/docker/disable"),
+)
 
 TABLE: tuple[Entry, ...] = (
     # The daemon itself.
-    Entry("GET", "/v1/health", system.health, gives=Health | None, params=(VERBOSE,), urgent=True),
+    Entry("GET", "/v1/health", system.health, urgent=True),
     Entry("GET", "/v1/version", system.version, gives=VersionInfo),
     Entry("POST", "/v1/control", system.control, takes=Control),
     Entry("DELETE", "/v1/clients/{client_id}", system.retire_client),
     # Workspaces. A create carries a whole environment.
-    Entry(
-        "POST",
-        "/v1/workspaces",
-        workspaces.create,
-        takes=CreateWorkspace,
-        gives=Workspace,
-        body_limit=4 * MIB,
-    ),
-    Entry("GET", "/v1/workspaces", workspaces.list_workspaces, gives=list[Workspace]),
+    Entry("POST", WS, workspaces.create, CreateWorkspace, Workspace, body_limit=4 * MIB),
+    Entry("GET", WS, workspaces.list_workspaces, gives=list[Workspace]),
     Entry("GET", W, workspaces.get, gives=Workspace),
     Entry("DELETE", W, workspaces.release, params=(CLIENT,)),
     Entry(
         "GET", W + "/events", workspaces.events, gives=Envelope, params=EVENTS, media=EVENT_STREAM
     ),
     Entry(
-        "POST",
-        W + "/current-session",
-        workspaces.current_session,
-        takes=CurrentSession,
-        params=(CLIENT,),
+        "POST", W + "/current-session", workspaces.current_session, CurrentSession, params=(CLIENT,)
     ),
     Entry("POST", W + "/compact", workspaces.compact, gives=Space),
     # Configuration.
     Entry("GET", "/v1/config", features.daemon_config, gives=dict[str, Any]),
     Entry("GET", W + "/config", features.get_config, gives=WireConfig),
     Entry("GET", W + "/providers", features.providers, gives=list[dict[str, Any]]),
-    Entry("POST", W + "/config/set", features.change_config, takes=SetValue),
-    Entry("POST", W + "/config/remove", features.change_config, takes=RemoveValue),
     Entry("POST", W + "/config/model", features.choose_model, takes=ModelChoice),
-    Entry("POST", W + "/config/compact", features.change_config, takes=CompactMode),
-    Entry("POST", W + "/config/provider-key", features.change_config, takes=ProviderKey),
     Entry("POST", W + "/config/import-copilot", features.import_copilot, gives=dict[str, Any]),
-    Entry("POST", W + "/config/refresh-oauth", features.refresh_oauth, takes=OAuthRefresh),
     # Sessions, messages and files.
     Entry("GET", W + "/sessions", sessions.list_sessions, gives=list[Session]),
     Entry("POST", W + "/sessions", sessions.create, takes=Session, gives=Session),
@@ -148,24 +131,10 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", S + "/history", sessions.history, gives=list[File]),
     Entry("GET", S + "/filetracker/files", sessions.read_files, gives=list[str]),
     Entry("POST", W + "/filetracker/read", sessions.mark_read, takes=FileRead),
-    Entry(
-        "GET",
-        W + "/filetracker/lastread",
-        sessions.last_read,
-        gives=str,
-        params=(READER, READ_PATH),
-    ),
+    Entry("GET", W + "/filetracker/lastread", sessions.last_read, gives=str, params=LAST_READ),
     # The agent. A prompt carries its attachments in base64.
     Entry("GET", W + "/agent", agent.info, gives=AgentInfo),
-    Entry(
-        "POST",
-        W + "/agent",
-        agent.prompt,
-        takes=Prompt,
-        gives=Accepted,
-        status=202,
-        body_limit=32 * MIB,
-    ),
+    Entry("POST", W + "/agent", agent.prompt, Prompt, Accepted, status=202, body_limit=32 * MIB),
     Entry("POST", W + "/agent/init", agent.init, takes=AgentInit | None, params=(BY,)),
     Entry("POST", W + "/agent/update", agent.update),
     Entry(
@@ -191,57 +160,27 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", P + "/skip", dialogs.set_skip, takes=PermissionSkip),
     Entry("GET", P + "/rules", dialogs.list_rules, gives=list[PermissionRule]),
     Entry("DELETE", P + "/rules/{rule_id}", dialogs.remove_rule),
-    Entry("POST", P + "/grant", dialogs.grant, takes=Grant, gives=Resolution, **ANSWER),
-    Entry(
-        "POST",
-        P + "/{request_id}",
-        dialogs.answer_permission,
-        takes=PermissionAnswer,
-        gives=Resolution,
-        **ANSWER,
-    ),
+    Entry("POST", P + "/grant", dialogs.grant, Grant, **ANSWER),
+    Entry("POST", P + "/{request_id}", dialogs.answer_permission, PermissionAnswer, **ANSWER),
     Entry("GET", Q, dialogs.list_questions, gives=list[QuestionBatch]),
-    Entry(
-        "POST",
-        Q + "/answer",
-        dialogs.answer_questions,
-        takes=QuestionAnswer,
-        gives=Resolution,
-        **ANSWER,
-    ),
-    Entry("POST", Q + "/cancel", dialogs.cancel_questions, gives=Resolution, **ANSWER),
-    Entry(
-        "POST",
-        Q + "/{batch_id}",
-        dialogs.answer_batch,
-        takes=QuestionReply,
-        gives=Resolution,
-        **ANSWER,
-    ),
+    Entry("POST", Q + "/answer", dialogs.answer_questions, QuestionAnswer, **ANSWER),
+    Entry("POST", Q + "/cancel", dialogs.cancel_questions, **ANSWER),
+    Entry("POST", Q + "/{batch_id}", dialogs.answer_batch, QuestionReply, **ANSWER),
     # Features that the Crush UI asks for and the core does not have.
     Entry("GET", W + "/project/needs-init", features.needs_init, gives=dict[str, bool]),
-    Entry("POST", W + "/project/init", features.init_project),
-    Entry("GET", W + "/project/init-prompt", features.init_prompt, gives=dict[str, str]),
     Entry("GET", W + "/skills", features.no_list, gives=list[Any]),
-    Entry("POST", W + "/skills/read", features.read_skill, takes=ReadSkill),
     Entry("GET", W + "/lsps", features.no_map, gives=dict[str, Any]),
-    Entry("GET", W + "/lsps/{name}/diagnostics", features.diagnostics),
     Entry("POST", W + "/lsps/start", features.nothing_to_do),
     Entry("POST", W + "/lsps/stop", features.nothing_to_do),
     Entry("GET", W + "/mcp/states", features.no_map, gives=dict[str, Any]),
     Entry("GET", W + "/mcp/pending-auth", features.no_list, gives=list[Any]),
     Entry("GET", W + "/mcp/prompts", features.no_list, gives=list[Any]),
-    Entry("GET", W + "/mcp/auth-url", features.mcp_address, gives=dict[str, Any], params=(SERVER,)),
-    Entry("POST", W + "/mcp/auth", features.mcp_absent, takes=NamedServer),
-    Entry("POST", W + "/mcp/get-prompt", features.mcp_prompt, takes=GetPrompt),
-    Entry(
-        "POST", W + "/mcp/read-resource", features.mcp_resources, takes=NamedServer, gives=list[Any]
-    ),
-    Entry("POST", W + "/mcp/refresh-tools", features.mcp_refresh, takes=NamedServer),
-    Entry("POST", W + "/mcp/refresh-prompts", features.mcp_refresh, takes=NamedServer),
-    Entry("POST", W + "/mcp/refresh-resources", features.mcp_refresh, takes=NamedServer),
-    Entry("POST", W + "/mcp/docker/enable", features.mcp_docker),
-    Entry("POST", W + "/mcp/docker/disable", features.mcp_docker),
+    Entry("GET", W + "/mcp/auth-url", features.no_map, gives=dict[str, Any]),
+    Entry("POST", W + "/mcp/read-resource", features.no_list, gives=list[Any]),
+    *(Entry("POST", f"{W}/mcp/refresh-{what}", features.nothing_to_do) for what in LISTED),
+    *(Entry("POST", W + path, features.absent) for path in ABSENT),
+    Entry("GET", W + "/lsps/{name}/diagnostics", features.absent),
+    Entry("GET", W + "/project/init-prompt", features.absent),
 )
 
 

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
 from ..protocol.codec import dumps, encode
+from ..protocol.features import NEVER
 from ..protocol.sessions import FileRead, Session
 from .context import EMPTY, answer, answer_list, body
 
 if TYPE_CHECKING:
     from ..http.messages import Request, Response
     from .context import Context
-
-NEVER = "0001-01-01T00:00:00Z"  # what a Go client takes for "no time"
 
 
 def _with_viewers(context: Context, request: Request, session: Session) -> Session:

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..errors import NotFound, UsageError
+from ..features import requests
 from .chat_dialogs import QuestionDialog
 from .lookup import SHORT, choose, find_model
 from .permissions import rule_lines
@@ -159,7 +160,7 @@ class Commands:
     async def read_commands(self) -> list[CommandInfo]:
         """Read which commands the daemon has; none if it cannot say. Their names are completed."""
         try:
-            found = await self._chat.workspace.commands()
+            found = await requests.commands(self._chat.workspace)
         except NotFound:
             found = []
         self._own = [info.name for info in found]
@@ -168,7 +169,7 @@ class Commands:
     async def _own_command(self, name: str, rest: str) -> None:
         """Send the prompt of a command of the daemon."""
         try:
-            prompt = await self._chat.workspace.expand_command(name[1:], text=rest)
+            prompt = await requests.expand_command(self._chat.workspace, name[1:], text=rest)
         except NotFound:
             await self.read_commands()
             return self._chat.complain(self._unknown(name))
@@ -333,11 +334,15 @@ class Commands:
         chat, session_id = self._chat, self._chat.session.id
         if rest:
             await chat.choose_agent(rest, session_id)
-        elif offered := await chat.workspace.offered_agents():
+        elif offered := await requests.offered_agents(chat.workspace):
             rows = [[agent.name, agent.command] for agent in offered]
             lines = table(rows, ["NAME", "COMMAND"], chat.screen.style).split("\n")
             chat.screen.lines(lines, "list")
-        now = await chat.workspace.session_agent(session_id) if session_id else chat.next_agent
+        now = (
+            await requests.session_agent(chat.workspace, session_id)
+            if session_id
+            else chat.next_agent
+        )
         chat.note(one_line(f"prompts of this session go to {now or 'the agent of the daemon'}"))
 
     async def _permissions(self, rest: str) -> None:
@@ -379,7 +384,7 @@ class Commands:
             return await self._list_models()  # a number means nothing before they are seen
         listed = self._models[number - 1] if 1 <= number <= len(self._models) else name.strip()
         model, _ = await find_model(workspace, listed)
-        await workspace.choose_model(role, model)
+        await requests.choose_model(workspace, role, model)
         what = "later prompts go" if role == "large" else "titles come"
         way = "to" if role == "large" else "from"
         name = one_line(f"{model.provider}/{model.model}")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..client import ConnectionFailed, Lost, Recovered
 from ..client.wire import is_temporary
 from ..errors import CrushliteError, NotFound, UsageError
+from ..features import requests
 from ..launch import ensure_daemon, ready_seconds
 from ..protocol.events import Resync
 from ..protocol.messages import Message, ToolOutput
@@ -482,9 +483,9 @@ class Chat:
         """Let an agent answer in a session, or in the one to come if the id is empty. Raises
         CrushliteError if there is no such agent."""
         if session_id:
-            await self.workspace.choose_agent(session_id, name)
+            await requests.choose_agent(self.workspace, session_id, name)
             return
-        names = [agent.name for agent in await self.workspace.offered_agents()]
+        names = [agent.name for agent in await requests.offered_agents(self.workspace)]
         if name not in ("default", *names) and not name.startswith("acp:"):
             raise UsageError(f"no agent {name}: /agent lists them, or use acp:COMMAND")
         self.next_agent = name

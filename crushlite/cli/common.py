@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import Client
 from ..errors import BadRequest, CrushliteError, NotFound, UsageError
+from ..features import requests
 from ..launch import Wanted, default_address, here, joined
 from ..listen import default_socket, parse_address
 from ..protocol.codec import dumps, encode
@@ -153,7 +154,7 @@ async def new_session(workspace: RemoteWorkspace, title: str, agent: str) -> Ses
 async def choose_agent(workspace: RemoteWorkspace, session_id: str, name: str) -> None:
     """Let an agent answer in a session. Raises UsageError if there is no such agent."""
     try:
-        await workspace.choose_agent(session_id, name)
+        await requests.choose_agent(workspace, session_id, name)
     except BadRequest as error:
         import difflib  # only here: every command would wait for it
 
@@ -165,7 +166,7 @@ async def choose_agent(workspace: RemoteWorkspace, session_id: str, name: str) -
 async def chosen_agent(workspace: RemoteWorkspace, session_id: str) -> str:
     """The agent that was chosen for a session; empty if it is that of the daemon."""
     try:
-        return await workspace.session_agent(session_id)
+        return await requests.session_agent(workspace, session_id)
     except NotFound:
         return ""  # this daemon has no others
 

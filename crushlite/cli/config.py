@@ -17,6 +17,7 @@ from ..config.merge import spell, split_key
 from ..config.secrets import mask
 from ..config.warnings import Reason
 from ..config.writing import put, take
+from ..features import requests
 from .common import add_connection, add_json, command, inherit, say, show, show_json
 from .locations import config_files
 from .lookup import open_here
@@ -163,7 +164,7 @@ async def _write(options: argparse.Namespace, value: Any) -> int:
     key, scope = options.key, 0 if options.everywhere else 1
     files = config_files(options)
     changed = await _through_daemon(
-        options, lambda workspace: workspace.set_config(key, value, scope)
+        options, lambda workspace: requests.set_config(workspace, key, value, scope)
     )
     if not changed:
         files.change(scope, lambda document: put(document, key, value))
@@ -192,7 +193,9 @@ async def _unset(options: argparse.Namespace) -> int:
     files = config_files(options)
     file = files.file(scope)
     before = _content(file)
-    changed = await _through_daemon(options, lambda workspace: workspace.remove_config(key, scope))
+    changed = await _through_daemon(
+        options, lambda workspace: requests.remove_config(workspace, key, scope)
+    )
     if not changed:
         split_key(key)  # a bad key is an error whether there is a file or not
         if file.exists():

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from ..client import ConnectionFailed
 from ..errors import CrushliteError
+from ..features import requests
 from ..http.client import why_unreachable
 from ..listen import default_socket, parse_address
 from ..protocol.codec import omitted
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from ..config.providers import Provider
     from ..config.view import Config
-    from ..protocol.health import Health
+    from ..features.health import Health
 
 OLDEST = (3, 11)
 CONNECT_SECONDS = 3.0
@@ -155,7 +156,7 @@ async def _daemon(options: argparse.Namespace) -> tuple[Health | None, Finding]:
     address = address_of(options)
     try:
         async with reached(options) as client:
-            health = await client.vitals()
+            health = await requests.vitals(client)
     except ConnectionFailed as error:
         if error.reached:
             return None, Finding("daemon", "broken", error.message, "see crushlite logs")

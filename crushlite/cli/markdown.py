@@ -20,8 +20,8 @@ from .render import ShownMessages, arguments, ending_words, shell_lines
 from .text import clean, one_line
 
 if TYPE_CHECKING:
-    from ..client import SessionExport
     from ..protocol.messages import Message, Part
+    from .export import SessionExport
 
 
 def markdown(export: SessionExport) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..clock import SystemClock
+from ..features import requests
 from .common import add_connection, add_json, command, opened, say, show, show_json
 from .render import in_line
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..client import RemoteWorkspace
-    from ..protocol.features import McpState
+    from ..features.servers import McpState
 
 DESCRIPTION = """\
 List the tool servers that the section `mcp` of your crush.json names: whether each is connected,
@@ -58,7 +59,7 @@ async def _settled(workspace: RemoteWorkspace) -> list[McpState]:
     clock = SystemClock()
     until = clock.time() + WAIT_SECONDS
     while True:
-        states = await workspace.tool_servers()
+        states = await requests.tool_servers(workspace)
         if clock.time() > until or all(state.state != "starting" for state in states):
             return states
         await clock.sleep(PAUSE_SECONDS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
 from ..errors import NotFound
+from ..features import requests
 from ..records import dataclass
 from .common import add_connection, add_json, address_of, command, reached, show, show_json
 from .lookup import NEEDS_YOU, SHORT
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ..client import RemoteWorkspace
-    from ..protocol.health import Health
+    from ..features.health import Health
     from ..protocol.runs import RunInfo
     from ..protocol.sessions import Session
 
@@ -67,7 +68,7 @@ async def run(options: argparse.Namespace) -> int:
     state = _DaemonState(address_of(options))
     try:
         async with reached(options) as client:
-            state.daemon = await client.vitals()
+            state.daemon = await requests.vitals(client)
             for info in await client.workspaces():
                 try:
                     state.workspaces.append(await _look(client.attach(info)))

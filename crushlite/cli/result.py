@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError, NotFound
+from ..features import requests
 from ..records import dataclass
 from . import CANCELED
 from .text import count
@@ -101,7 +102,7 @@ def denied_words(number: int) -> str:
 async def changed_files(workspace: WorkspaceRequests, run_id: str) -> list[ChangedFile]:
     """The files that a run has changed; none if that is not recorded."""
     try:
-        changes = await workspace.run_changes(run_id)
+        changes = await requests.run_changes(workspace, run_id)
     except NotFound:
         return []
     return [

@@ -15,6 +15,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, NoAgent, NotFound, UsageError
+from ..features import requests
 from ..launch import goodbye, join
 from ..protocol.codec import encode
 from ..protocol.config import ROLES
@@ -246,11 +247,11 @@ async def _in_workspace(
 async def _expanded(workspace: RemoteWorkspace, options: argparse.Namespace, text: str) -> str:
     """The prompt of the command that the options name. Raises CrushliteError."""
     try:
-        return await workspace.expand_command(options.command, options.arguments, text)
+        return await requests.expand_command(workspace, options.command, options.arguments, text)
     except NotFound:
         import difflib  # only here: every run would wait for it
 
-        known = await workspace.commands()
+        known = await requests.commands(workspace)
         near = difflib.get_close_matches(options.command, [each.name for each in known], 3)
         listed = ", ".join(near or [each.name for each in known[:20]]) or "none"
         raise UsageError(f"no command {options.command!r}; there are {listed}") from None
@@ -277,7 +278,7 @@ async def _require_model(workspace: RemoteWorkspace) -> None:
         if info.is_ready and not info.no_model:
             return
         if not last:
-            await workspace.reread_config(everywhere=True)
+            await requests.reread_config(workspace, everywhere=True)
     why = info.no_model or "none is configured that can be used"
     raise NoAgent(
         f"no model can answer: {why}. Set a key, as in OPENAI_API_KEY=..., start a local model "

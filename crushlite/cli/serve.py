@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import logs
 from ..claims import Graces
 from ..clock import SystemClock
 from ..itself import PACKAGE, pasted_command
 from ..settings import Settings
 from ..version import __version__
+from . import daemon_log
 from .helptext import DefaultsFormatter, seconds
 from .text import discard_stdout
 
@@ -108,8 +108,8 @@ def _add_switches(add: Callable[..., Any]) -> None:
         help="run $(command) in the machine's own configuration files",
     )
     for name, values, default, text in (
-        ("log-level", logs.LEVELS, "info", "how much to log, to standard error"),
-        ("log-format", logs.FORMATS, "text", "for people, or for programs"),
+        ("log-level", daemon_log.LEVELS, "info", "how much to log, to standard error"),
+        ("log-format", daemon_log.FORMATS, "text", "for people, or for programs"),
     ):
         add(
             f"--{name}",
@@ -148,7 +148,7 @@ def _add_times(add: Callable[..., Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     _hide_memory()
-    logs.configure(options.log_level, options.log_format)
+    daemon_log.configure(options.log_level, options.log_format)
     settings = Settings(
         graces=Graces(options.create_grace, options.detach_grace, options.idle_timeout),
         cancel_grace=options.cancel_grace,

@@ -167,14 +167,15 @@ async def _show(options: argparse.Namespace) -> int:
 
 
 async def _export(options: argparse.Namespace) -> int:
-    from .markdown import markdown  # only here: the other actions do not need it
+    from .export import export  # only here: the other actions need neither
+    from .markdown import markdown
 
     name = options.output
     if name and not options.force:
         _require_free(name)
     form = options.format or ("md" if name.endswith((".md", ".markdown")) else "json")
     async with opened(options) as workspace:
-        found = await workspace.export(await find_session(workspace, options.session))
+        found = await export(workspace, await find_session(workspace, options.session))
     content = markdown(found) if form == "md" else dumps(encode(found)).decode("ascii") + "\n"
     if name:
         _save(name, content)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import Client, ConnectionFailed
 from ..errors import CrushliteError, NotFound, ServerInUse, UsageError
+from ..features import requests
 from ..records import dataclass
 from .common import add_connection, add_json, address_of, command, reached, say, show, show_json
 from .lookup import SHORT
@@ -100,8 +101,10 @@ async def _end(options: argparse.Namespace, answer: _Answer) -> None:
     """Ask the daemon to leave, and wait until it has. If it stays, fill in what needs it. Raises
     ConnectionFailed if it is not there, or leaves at this moment."""
     async with reached(options) as client:
-        answer.pid = (await client.vitals()).pid
-        with _process(answer.address, answer.pid) as handle:
+        with contextlib.suppress(NotFound):  # without reports, which process it is is not known
+            answer.pid = (await requests.vitals(client)).pid
+        process = _process(answer.address, answer.pid) if answer.pid else contextlib.nullcontext()
+        with process as handle:
             try:
                 await client.control()
             except ServerInUse:
@@ -143,7 +146,8 @@ async def _look(client: Client, answer: _Answer) -> None:
             continue  # closed since it was listed
         live = [run.run_id for run in runs if run.state != "ended"]
         answer.workspaces.append(_Needed(info.path, live))
-    answer.clients = (await client.vitals()).clients
+    with contextlib.suppress(NotFound):
+        answer.clients = (await requests.vitals(client)).clients
 
 
 def _explained(answer: _Answer) -> str:
@@ -195,5 +199,7 @@ def _handle(sock: socket.socket, path: str, claimed: int) -> int:
 
 def _terminate(handle: int | None) -> None:
     if handle is None:
-        raise UsageError("--force needs a unix socket and Linux; send SIGTERM to the daemon")
+        raise UsageError(
+            "--force needs a unix socket, Linux, and a daemon that reports; send SIGTERM to it"
+        )
     signal.pidfd_send_signal(handle, signal.SIGTERM)

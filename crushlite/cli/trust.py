@@ -21,6 +21,7 @@ from ..config.project import choice_keys
 from ..config.secrets import mask
 from ..config.trust import Trust
 from ..errors import ConfigError, CrushliteError
+from ..features import requests
 from ..hosting.plain import OWN_DATA_DIR
 from ..launch import here
 from ..wings import has_wing
@@ -177,7 +178,7 @@ async def _read_again(options: argparse.Namespace) -> None:
         async with reached(options) as client:
             for info in await client.workspaces():
                 try:
-                    await client.attach(info).reread_config()
+                    await requests.reread_config(client.attach(info))
                 except CrushliteError as error:
                     say(f"{info.path} keeps its configuration: {error.message}")
 

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Conflict, CrushliteError, RunNotFound, UsageError
+from ..features import requests
 from .common import add_connection, add_json, command, opened, say, show, show_json
 from .lookup import SHORT, choose
 from .person import agreed
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ..client import RemoteWorkspace
-    from ..protocol.changes import FileChange, RunChanges, UndoAnswer
+    from ..features.changes import FileChange, RunChanges, UndoAnswer
 
 LOOKED_AT = 50  # runs, for one with something to put back
 SHOWN_LINES = 400  # of the diff of one file
@@ -54,7 +55,7 @@ async def run(options: argparse.Namespace) -> int:
         raise UsageError("--json asks nothing: add --yes or --dry-run")
     async with opened(options) as workspace:
         run_id, plan = await _find(workspace, options.run_id)
-        changes = await workspace.run_changes(run_id)
+        changes = await requests.run_changes(workspace, run_id)
         if not options.json:
             _show(changes, set(plan.restored), workspace.info.path)
         if options.dry_run:
@@ -74,7 +75,7 @@ async def run(options: argparse.Namespace) -> int:
         if not options.yes and not await agreed(workspace, question):
             say("nothing was changed")
             return 1
-        answer = await workspace.undo(run_id, partial=options.partial)
+        answer = await requests.undo(workspace, run_id, partial=options.partial)
         if options.json:
             show_json(answer)
         else:
@@ -87,7 +88,7 @@ async def _find(workspace: RemoteWorkspace, given: str) -> tuple[str, UndoAnswer
     """The id of the run that begins with `given`, and what undoing it would do now; without that,
     of the last one whose files are not all as they were before it. Raises CrushliteError if there
     is none."""
-    changed = await workspace.changed_runs()
+    changed = await requests.changed_runs(workspace)
     if given:
         others = [info.run_id for info in await workspace.runs()]
         if found := choose(given, dict.fromkeys([*(c.run_id for c in changed), *others]), "runs"):
@@ -105,7 +106,7 @@ async def _find(workspace: RemoteWorkspace, given: str) -> tuple[str, UndoAnswer
 
 async def _planned(workspace: RemoteWorkspace, run_id: str) -> UndoAnswer:
     """What undoing a run would do to the files as they are now."""
-    return await workspace.undo(run_id, dry_run=True, partial=True)
+    return await requests.undo(workspace, run_id, dry_run=True, partial=True)
 
 
 # The diff ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
+from ..features import requests
 from ..launch import join
 from .common import add_connection, add_json, command, say, show, show_json, wanted
 
@@ -66,7 +67,7 @@ def _port(text: str) -> int:
 async def run(options: argparse.Namespace) -> int:
     workspace = await join(wanted(options, say))
     async with workspace.client as client:
-        address = await client.web(options.port, workspace.info.path, options.allow_host)
+        address = await requests.web(client, options.port, workspace.info.path, options.allow_host)
     # The client does not say goodbye: so the workspace stays open until the page has connected.
     page = Path(address.page).as_uri()
     if options.json:

@@ -27,7 +27,6 @@ Streams resume by themselves. Where events may have been missed, a stream yields
 from ..protocol.events import Envelope, Resync
 from .client import Client, RemoteWorkspace
 from .following import Follower, RunStream
-from .requests import SessionExport
 from .stream import EventStream, Lost, Recovered
 from .wire import ConnectionFailed
 
@@ -42,5 +41,4 @@ __all__ = [
     "RemoteWorkspace",
     "Resync",
     "RunStream",
-    "SessionExport",
 ]

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import SystemClock, all_done
 from ..errors import NotFound
-from ..protocol.health import Health
-from ..protocol.web import WebAddress, WebRequest
 from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
 from ..unique import new_id
 from .following import RunStream
@@ -121,20 +119,9 @@ class Client:
                 with contextlib.suppress(NotFound):
                     await workspace.release()
 
-    async def web(self, port: int = 0, path: str = "", allow_host: str = "") -> WebAddress:
-        """A code that opens the web console of a directory once. The daemon listens on loopback
-        from then on, at this port unless it is 0; browsers may call it `allow_host` (NAME:PORT),
-        where a tunnel leads there."""
-        wanted = WebRequest(port, path, allow_host)
-        return await self.wire.ask(WebAddress, "POST", route("web"), wanted)
-
     async def health(self) -> None:
         """Return if the daemon answers that it is well; raise otherwise."""
         await self.wire.send("GET", route("health"))
-
-    async def vitals(self) -> Health:
-        """The daemon's own figures: load, workspaces, clients, and what its checks found."""
-        return await self.wire.ask(Health, "GET", route("health", verbose=1))
 
     async def version(self) -> VersionInfo:
         return await self.wire.ask(VersionInfo, "GET", route("version"))

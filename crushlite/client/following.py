@@ -307,15 +307,7 @@ def _is_missing(run: RunInfo, messages: list[Message]) -> bool:
 
 def ending_of(info: RunInfo) -> RunComplete:
     """The `run_complete` of a run that has ended, for a stream that missed it."""
-    canceled = info.outcome in ("canceled", "cleared")
-    error = info.error or ("" if canceled or info.outcome == "completed" else "the run failed")
-    return RunComplete(
-        *(info.session_id, info.message_id, info.run_id, info.text, error),
-        cancelled=canceled,
-        folded_into=info.folded_into,
-        denied=info.denied,
-        limit=info.limit,
-        cost=info.cost,
-        prompt_tokens=info.prompt_tokens,
-        completion_tokens=info.completion_tokens,
-    )
+    complete = info.complete()
+    if not (complete.error or complete.cancelled or info.outcome == "completed"):
+        complete.error = "the run failed"
+    return complete

@@ -4,33 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, NoAgent
-from ..protocol.agents import OfferedAgent, SessionAgent
-from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
-from ..protocol.codec import decode, loads
-from ..protocol.config import (
-    AgentInfo,
-    AgentInit,
-    ModelChoice,
-    ProviderKey,
-    RemoveValue,
-    SelectedModel,
-    SetValue,
-)
-from ..protocol.features import (
-    ClientServer,
-    CommandInfo,
-    ExpandCommand,
-    ExpandedCommand,
-    McpState,
-    UsedServers,
-    WantServers,
-)
+from ..protocol.config import AgentInfo, AgentInit, SelectedModel
 from ..protocol.messages import Attachment, Message, Prompt
 from ..protocol.permissions import (
     PermissionAnswer,
@@ -43,11 +21,10 @@ from ..protocol.questions import QuestionBatch, QuestionReply, QuestionResponse
 from ..protocol.runs import Accepted, CancelReceipt, QueuedPrompt, RunInfo
 from ..protocol.sessions import CurrentSession, File, Session, ShellAnswer, ShellCommand
 from ..protocol.workspaces import Space, Workspace
-from ..records import dataclass
 from .wire import route
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from ..protocol.workspaces import CreateWorkspace
     from .wire import Wire
@@ -56,16 +33,6 @@ log = logging.getLogger(__name__)
 
 # Seconds for requests that are answered when their work is done: a summary, a command, an undo.
 LONG = 600.0
-
-
-@dataclass(slots=True)
-class SessionExport:
-    """A session with everything that belongs to it."""
-
-    session: Session
-    messages: list[Message] = field(default_factory=list)
-    files: list[File] = field(default_factory=list)
-    runs: list[RunInfo] = field(default_factory=list)
 
 
 class WorkspaceRequests:
@@ -126,39 +93,6 @@ class WorkspaceRequests:
         )
         return await self.wire.ask(Accepted, "POST", self.at("agent"), request)
 
-    # Agents of other makers.
-
-    async def offered_agents(self) -> list[OfferedAgent]:
-        """Those that can be chosen for a session by name."""
-        return await self.wire.ask_all(OfferedAgent, self.at("agents"))
-
-    async def session_agent(self, session_id: str) -> str:
-        """Which of them answers in a session; empty: the agent of the workspace."""
-        target = self.at("sessions", session_id, "agent")
-        return (await self.wire.ask(SessionAgent, "GET", target)).agent
-
-    async def choose_agent(self, session_id: str, name: str) -> None:
-        """Let an agent answer the runs of a session that start from now on: one of those names, or
-        `acp:COMMAND ARGS`; `default` is the agent of the workspace. Raises BadRequest if there is
-        no such agent, NotFound if the daemon cannot do that."""
-        target = self.at("sessions", session_id, "agent")
-        await self.wire.ask(SessionAgent, "PUT", target, SessionAgent(name))
-
-    # Commands.
-
-    async def commands(self) -> list[CommandInfo]:
-        """The prompts that can be sent by a name. Raises NotFound if the daemon has none at all."""
-        return await self.wire.ask_all(CommandInfo, self.at("commands"))
-
-    async def expand_command(
-        self, command: str, arguments: Mapping[str, str] | None = None, text: str = ""
-    ) -> str:
-        """The prompt that a command stands for, by its name or id. `text` is what was typed behind
-        its name. Raises NotFound, or BadRequest if an argument is missing."""
-        request = ExpandCommand(command, dict(arguments or {}), text)
-        target = self.at("commands", "expand")
-        return (await self.wire.ask(ExpandedCommand, "POST", target, request)).prompt
-
     # Sessions.
 
     async def create_session(self, title: str = "") -> Session:
@@ -181,10 +115,6 @@ class WorkspaceRequests:
     async def messages(self, session_id: str) -> list[Message]:
         return await self.wire.ask_all(Message, self.at("sessions", session_id, "messages"))
 
-    def each_message(self, session_id: str) -> AsyncIterator[Message]:
-        """The messages of a session one by one: for transcripts of any length."""
-        return self.wire.ask_each(Message, self.at("sessions", session_id, "messages"))
-
     async def user_messages(self, session_id: str = "") -> list[Message]:
         """The user messages of a session or, without one, of all of them."""
         where = ("sessions", session_id) if session_id else ()
@@ -193,14 +123,6 @@ class WorkspaceRequests:
     async def files(self, session_id: str) -> list[File]:
         """Every version of every file that the session changed."""
         return await self.wire.ask_all(File, self.at("sessions", session_id, "history"))
-
-    async def export(self, session_id: str) -> SessionExport:
-        return SessionExport(
-            await self.session(session_id),
-            await self.messages(session_id),
-            await self.files(session_id),
-            await self.runs(session_id),
-        )
 
     async def look(self, session_id: str) -> None:
         """Say which session this client shows ("" for none). Needs an open event stream."""
@@ -267,25 +189,6 @@ class WorkspaceRequests:
     async def runs(self, session_id: str = "", state: str = "") -> list[RunInfo]:
         return await self.wire.ask_all(RunInfo, self.at("runs", session_id=session_id, state=state))
 
-    # Changes of files.
-
-    async def changed_runs(self) -> list[ChangedRun]:
-        """The runs that changed files, and the undos of such runs; the latest is last."""
-        return await self.wire.ask_all(ChangedRun, self.at("changes"))
-
-    async def run_changes(self, run_id: str) -> RunChanges:
-        """The changes of a run to files, each with the reason if it cannot be undone."""
-        return await self.wire.ask(RunChanges, "GET", self.at("runs", run_id, "changes"))
-
-    async def undo(
-        self, run_id: str, *, dry_run: bool = False, partial: bool = False
-    ) -> UndoAnswer:
-        """Put back the files that a run changed. Raises Conflict if one cannot be put back, unless
-        `partial`. `dry_run` changes nothing and returns what would be done."""
-        target = self.at("runs", run_id, "undo")
-        request = UndoRequest(dry_run, partial)
-        return await self.wire.ask(UndoAnswer, "POST", target, request, wait=LONG)
-
     async def compact(self) -> Space:
         """Shrink the database. Raises SessionBusy while a run is live in a workspace with it."""
         return await self.wire.ask(Space, "POST", self.at("compact"), wait=LONG)
@@ -331,7 +234,7 @@ class WorkspaceRequests:
         target = self.at("questions", batch_id, client_id=self.wire.client_id)
         return await self.wire.ask(Resolution, "POST", target, reply)
 
-    # Configuration. `scope` says which file is written: 0 the user's, 1 the workspace's own.
+    # Configuration.
 
     async def config(self) -> dict[str, Any]:
         """The effective configuration, without secrets."""
@@ -339,41 +242,6 @@ class WorkspaceRequests:
 
     async def providers(self) -> list[Any]:
         return await self.wire.ask_plain(list, self.at("providers"))
-
-    async def set_config(self, key: str, value: object, scope: int = 0) -> None:
-        await self.wire.send("POST", self.at("config", "set"), SetValue(key, value, scope))
-
-    async def remove_config(self, key: str, scope: int = 0) -> None:
-        await self.wire.send("POST", self.at("config", "remove"), RemoveValue(key, scope))
-
-    async def choose_model(self, which: str, model: SelectedModel, scope: int = 0) -> None:
-        """Set the model for `which`: `large` or `small`."""
-        choice = ModelChoice(which, model, scope)
-        await self.wire.send("POST", self.at("config", "model"), choice)
-
-    async def set_key(self, provider_id: str, api_key: str, scope: int = 0) -> None:
-        key = ProviderKey(provider_id, "string", api_key, scope)
-        await self.wire.send("POST", self.at("config", "provider-key"), key)
-
-    async def tool_servers(self) -> list[McpState]:
-        """The tool servers of the workspace, by name."""
-        found = await self.wire.ask_plain(dict, self.at("mcp", "states"))
-        return [decode(McpState, found[name], name) for name in sorted(found)]
-
-    async def use_tool_servers(self, servers: list[ClientServer]) -> AsyncIterator[UsedServers]:
-        """Let the agent use these tool servers, too. Yields once, which of them are used, and then
-        waits until the daemon ends it. They are used until then, or until the iteration ends."""
-        target = self.at("mcp", "servers")
-        found = self.wire.lines("POST", target, WantServers(servers))
-        async with contextlib.aclosing(found) as lines:
-            async for line in lines:
-                yield decode(UsedServers, loads(line))
-
-    async def reread_config(self, *, everywhere: bool = False) -> None:
-        """Make the daemon read its configuration files again, after they were edited.
-        `everywhere`: wait until it has asked all providers and local servers for their models."""
-        query = {"everywhere": "true"} if everywhere else {}
-        await self.wire.send("POST", self.at("agent", "update", **query))
 
     # For event streams.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import re
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -16,7 +15,6 @@ from ..errors import BadRequest, CrushliteError, NotFound
 from ..http import client as http
 from ..protocol.codec import NotJSON, decode, dumps, encode, loads
 from ..records import dataclass
-from .elements import ElementReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -29,8 +27,6 @@ T = TypeVar("T")
 # Seconds an answer may take, beyond what the request itself asks the daemon to wait. The longest
 # legitimate ones are a create that waits for a teardown and a delete that waits for a cancel.
 ANSWER = 30.0
-_AHEAD = 64 << 20  # bytes of a long answer
-_LINE_BYTES = 1 << 20  # of an answer that is read in lines
 
 
 class ConnectionFailed(CrushliteError):
@@ -124,54 +120,25 @@ class Wire:
     ) -> T:
         """The answer as an object of a class."""
         answer = await self.send(method, target, body, wait)
-        with _readable(method, target):
+        with readable(method, target):
             return decode(cls, loads(answer))
 
     async def ask_all(self, cls: type[T], target: str) -> list[T]:
         """The answer to a GET as a list of objects of a class."""
         items = await self.ask_plain(list, target)
-        with _readable("GET", target):
+        with readable("GET", target):
             return [decode(cls, item, f"body[{index}]") for index, item in enumerate(items)]
 
     async def ask_plain(self, cls: type[T], target: str) -> T:
         """The answer to a GET as plain JSON: a dict or a list."""
         answer = await self.send("GET", target)
-        with _readable("GET", target):
+        with readable("GET", target):
             value = loads(answer)
             if not isinstance(value, cls):
                 raise BadRequest(f"body must be of type {cls.__name__}")
             return value
 
-    async def ask_each(self, cls: type[T], target: str) -> AsyncGenerator[T, None]:
-        """The answer to a GET as objects of a class, however long it is. At most _AHEAD bytes are
-        read before they are needed: the daemon cuts off a client that takes nothing for long."""
-        elements = ElementReader()
-        ahead: list[bytes] = []
-        size = 0
-        async with contextlib.aclosing(self._pieces("GET", target, seconds=ANSWER)) as pieces:
-            async for piece in pieces:
-                ahead.append(piece)
-                size += len(piece)
-                if size >= _AHEAD:
-                    for each in ahead:
-                        for item in elements.feed(each):
-                            yield _object(cls, item, target)
-                    ahead, size = [], 0
-        for item in itertools.chain(*map(elements.feed, ahead), elements.end()):
-            yield _object(cls, item, target)
-
-    async def lines(self, method: str, target: str, body: object) -> AsyncGenerator[bytes, None]:
-        """The lines of an answer that may stay open for long, as they come."""
-        rest = b""
-        async with contextlib.aclosing(self._pieces(method, target, dumps(encode(body)))) as pieces:
-            async for piece in pieces:
-                *whole, rest = (rest + piece).split(b"\n")
-                if len(rest) > _LINE_BYTES:
-                    raise CrushliteError(f"{method} {target}: a line of the answer is too long")
-                for line in whole:
-                    yield line
-
-    async def _pieces(
+    async def pieces(
         self, method: str, target: str, body: bytes = b"", seconds: float | None = None
     ) -> AsyncGenerator[bytes, None]:
         """The body of a good answer as it comes; `seconds` bounds the wait for each piece."""
@@ -203,18 +170,13 @@ class Wire:
 
 
 @contextlib.contextmanager
-def _readable(method: str, target: str) -> Iterator[None]:
+def readable(method: str, target: str) -> Iterator[None]:
     """Turn a BadRequest of the decoder into an error that is about the daemon's answer."""
     try:
         yield
     except BadRequest as error:
         reason = error.reason if isinstance(error, NotJSON) else error.message
         raise CrushliteError(f"{method} {target}: the answer is unreadable: {reason}") from None
-
-
-def _object(cls: type[T], item: object, target: str) -> T:
-    with _readable("GET", target):
-        return decode(cls, item)
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..agent.base import Agent, AgentFactory
-    from ..protocol.config import AgentInfo, ModelChoice, ProviderKey, SelectedModel
+    from ..features.config import ProviderKey
+    from ..protocol.config import AgentInfo, ModelChoice, SelectedModel
     from ..protocol.permissions import PermissionRule
     from .loading import ConfigFiles
     from .view import Config

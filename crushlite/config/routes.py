@@ -5,14 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..api.agent import own_small_model, required_provider
-from ..api.context import EMPTY, answer, body
+from ..api.context import EMPTY, answer, body, wire_config
 from ..api.features import chosen_is_own
-from ..protocol.config import CompactMode, ModelChoice, ProviderKey, RemoveValue, SetValue
+from ..errors import NotFound
+from ..features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
+from ..protocol.config import ModelChoice
+from ..protocol.events import ConfigChanged
 
 if TYPE_CHECKING:
     from ..api.context import Context
     from ..http.messages import Request, Response
     from .part import ConfigPart
+
+INIT_PROMPT = """\
+Get to know this project, then write {name} in its root: notes for an agent that comes here without
+having seen any of it. If the file exists, improve it and keep what is still true.
+
+Look at the files that say how the project is built, tested and checked, at a few typical source
+files and their tests, and at rules that were written for other agents. Then write, briefly:
+how to build, run all tests and run one of them; how the code is laid out and what calls what; the
+conventions that a change must follow, with a place where each can be seen; and what surprised you.
+Only what you have seen in the files: leave out what you could only guess.
+"""
 
 
 def _part(context: Context, request: Request) -> ConfigPart:
@@ -68,3 +82,24 @@ async def default_small_model(context: Context, request: Request) -> Response:
     part, provider = _part(context, request), required_provider(request)
     small = part.profile.config.small_of(provider)
     return answer(small or own_small_model(context.workspace(request), provider))
+
+
+async def refresh_oauth(context: Context, request: Request) -> Response:
+    context.workspace(request)
+    wanted = body(OAuthRefresh, request)
+    raise NotFound(
+        f"provider {wanted.provider_id!r} has no sign-in that could be renewed: "
+        "set a key with config/provider-key"
+    )
+
+
+async def init_project(context: Context, request: Request) -> Response:
+    """Store nothing, but publish the event on which every client reads the configuration again."""
+    workspace = context.workspace(request)
+    workspace.hub.publish("updated", ConfigChanged(workspace.id))
+    return EMPTY
+
+
+async def init_prompt(context: Context, request: Request) -> Response:
+    name = wire_config(context.workspace(request))["options"]["initialize_as"]
+    return answer({"prompt": INIT_PROMPT.format(name=name)})

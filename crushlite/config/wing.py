@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING
 from ..api.agent import PROVIDER
 from ..api.entry import Entry, Param, W
 from ..errors import ConfigError
-from ..protocol.config import (
-    CompactMode,
-    ModelChoice,
-    ProviderKey,
-    RemoveValue,
-    SelectedModel,
-    SetValue,
-)
+from ..features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
+from ..protocol.config import ModelChoice, SelectedModel
 from ..wing import Wing
 from . import routes
 from .files import Roots
@@ -68,6 +62,9 @@ class ConfigWing(Wing):
             Entry("POST", config + "/model", routes.choose_model, takes=ModelChoice),
             Entry("POST", config + "/compact", routes.set_compact, takes=CompactMode),
             Entry("POST", config + "/provider-key", routes.set_key, takes=ProviderKey),
+            Entry("POST", config + "/refresh-oauth", routes.refresh_oauth, takes=OAuthRefresh),
+            Entry("POST", W + "/project/init", routes.init_project),
+            Entry("GET", W + "/project/init-prompt", routes.init_prompt, gives=dict[str, str]),
             Entry("POST", W + "/agent/update", routes.update_agent, params=(EVERYWHERE,)),
             Entry(
                 "GET",

@@ -28,9 +28,9 @@ from ..api.auth import WrongKeys
 from ..api.context import answer, body, optional_body
 from ..api.entry import Entry
 from ..errors import BadRequest, Conflict, UsageError
+from ..features.web import WebAddress, WebRequest
 from ..http.messages import HTTPError, Response
 from ..listen import default_socket, private_directory
-from ..protocol.web import WebAddress, WebRequest
 from ..records import dataclass
 from ..unique import random_hex, random_text
 from ..wing import Wing

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypedDict
 from ..clock import resolve_once
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import BinaryPart, FinishPart, TextPart
-from ..protocol.runs import RunComplete, RunInfo
+from ..protocol.runs import RunInfo
 from ..runs import Outcome
 from ..store import messages as message_rows, runs as run_rows
-from ..store.runs import RunEnding, RunRow
+from ..store.runs import RunRow
 from .prompts import digest_of
 from .transcript import new_message
 
@@ -139,19 +139,6 @@ class LiveRun:
     def not_saved(self, why: Exception) -> None:
         self.error = f"not saved: {why}" + f"; {self.error}" * bool(self.error)
 
-    def ending_row(self) -> RunEnding:
-        assert self.run.outcome is not None
-        return RunEnding(
-            run_id=self.run.run_id,
-            outcome=self.run.outcome.value,
-            message_id=self.message_id,
-            error=self.error,
-            carrier=self.folded_into,
-            ended_at=self.ended_at,
-            limit_reached=self.limit,
-            **self._used(),
-        )
-
     def _used(self) -> Used:
         """Cost and tokens are those of its own turn: one that was folded has none."""
         denied = self.turn.denied if self.turn is not None else 0
@@ -164,19 +151,6 @@ class LiveRun:
             "prompt_tokens": limits.prompt_tokens,
             "completion_tokens": limits.completion_tokens,
         }
-
-    def completion(self) -> RunComplete:
-        return RunComplete(
-            session_id=self.run.session_id,
-            message_id=self.message_id,
-            run_id=self.run.run_id,
-            text=self.text,
-            error=self.error,
-            cancelled=self.run.outcome in (Outcome.CANCELED, Outcome.CLEARED),
-            folded_into=self.folded_into,
-            limit=self.limit,
-            **self._used(),
-        )
 
     def info(self, state: str) -> RunInfo:
         """What clients see. `state` is the machine's name for it."""

@@ -486,7 +486,7 @@ class Runner:
         """The transaction that ends a run and its riders, as they are now, with their messages."""
         scope, session_id = self._workspace.store.scope, group[0].run.session_id
         save = self._workspace.transcript.saving(messages)
-        rows = [live.ending_row() for live in group]
+        rows = [live.info("ended") for live in group]
 
         def end(conn: Connection) -> Session:
             session_rows.require_session(conn, scope, session_id)
@@ -516,7 +516,7 @@ class Runner:
                 hub.publish("created", notice, more=True)
         for live in group:
             if live.kind != SUMMARIZE:
-                hub.publish("updated", live.completion())
+                hub.publish("updated", live.info("ended").complete())
             resolve_once(live.ended)
 
     def _release_claims(self, group: list[LiveRun]) -> None:

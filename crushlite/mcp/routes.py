@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..api.context import EMPTY, answer, body
-from ..api.sessions import NEVER
 from ..errors import BadRequest, NotFound
-from ..protocol.features import GetPrompt, McpState, NamedServer, WantServers
+from ..features.servers import GetPrompt, McpState, NamedServer, WantServers
+from ..protocol.features import NEVER
 from .errors import ServerError
 from .wire import McpPrompt, McpPromptArgument
 
@@ -31,11 +31,16 @@ def _part(context: Context, request: Request) -> McpPart | None:
 
 def _server(context: Context, request: Request) -> Server | None:
     """The server that the body names; None if there is none. Raises BadRequest without a name."""
-    part = _part(context, request)
+    part, name = _part(context, request), _name(request)
+    return part.find(name) if part is not None else None
+
+
+def _name(request: Request) -> str:
+    """The name of a server in the body. Raises BadRequest if it is empty."""
     name = body(NamedServer, request).name
     if not name:
         raise BadRequest("name is required")
-    return part.find(name) if part is not None else None
+    return name
 
 
 async def states(context: Context, request: Request) -> Response:
@@ -136,3 +141,28 @@ async def _refresh(context: Context, request: Request, what: str) -> Response:
         except ServerError as error:
             raise BadRequest(f"the tool server {server.name}: {error.message}") from None
     return EMPTY
+
+
+# Signing in to servers, and servers in containers: there is neither. ------------------------------
+
+
+async def pending_sign_ins(context: Context, request: Request) -> Response:
+    context.workspace(request)
+    return answer([])
+
+
+async def sign_in_address(context: Context, request: Request) -> Response:
+    context.workspace(request)
+    if not request.query_one("name"):
+        raise BadRequest("name is required")
+    return answer({})
+
+
+async def sign_in(context: Context, request: Request) -> Response:
+    context.workspace(request)
+    raise NotFound(f"MCP server not found: {_name(request)}: none runs here")
+
+
+async def containers(context: Context, request: Request) -> Response:
+    context.workspace(request)
+    raise BadRequest("tool servers in containers are not supported: crushlite starts none")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..api.entry import Entry, W
-from ..protocol.features import GetPrompt, McpState, NamedServer, UsedServers, WantServers
+from ..api.entry import Entry, Param, W
+from ..features.servers import GetPrompt, McpState, NamedServer, UsedServers, WantServers
 from ..wing import Wing
 from ..wings import has_wing
 from . import routes
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..wing import OpenWorkspace
     from .part import McpPart
 
+SERVER = Param("name", "The tool server.", required=True)
 STARTING = 4  # servers that start at the same time in a daemon
 
 
@@ -67,4 +68,15 @@ class McpWing(Wing):
             Entry("POST", mcp + "/refresh-tools", routes.refresh_tools, takes=NamedServer),
             Entry("POST", mcp + "/refresh-prompts", routes.refresh_prompts, takes=NamedServer),
             Entry("POST", mcp + "/refresh-resources", routes.refresh_resources, takes=NamedServer),
+            Entry("GET", mcp + "/pending-auth", routes.pending_sign_ins, gives=list[Any]),
+            Entry(
+                "GET",
+                mcp + "/auth-url",
+                routes.sign_in_address,
+                gives=dict[str, Any],
+                params=(SERVER,),
+            ),
+            Entry("POST", mcp + "/auth", routes.sign_in, takes=NamedServer),
+            Entry("POST", mcp + "/docker/enable", routes.containers),
+            Entry("POST", mcp + "/docker/disable", routes.containers),
         )

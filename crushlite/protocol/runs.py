@@ -47,6 +47,14 @@ class RunInfo:
     completion_tokens: int = 0
     prompt: str = ""
 
+    def complete(self) -> RunComplete:
+        """The event with which it ended."""
+        return RunComplete(
+            *(self.session_id, self.message_id, self.run_id, self.text, self.error),
+            *(self.outcome in ("canceled", "cleared"), self.folded_into, self.denied, self.limit),
+            *(self.cost, self.prompt_tokens, self.completion_tokens),
+        )
+
 
 @dataclass(slots=True)
 class CanceledRun:

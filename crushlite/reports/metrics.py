@@ -10,17 +10,18 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..api.system import Process
 from ..protocol.runs import LIVE_STATES
 from ..records import dataclass
 from ..runs import Outcome
 from ..version import __version__
+from .health import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..api.context import Vitals
     from ..hosting.backend import Backend
+    from ..http.server import Statistics
+    from .vitals import Vitals
 
 CLASSES = (2, 3, 4, 5)  # of statuses: listed from the start, so that a rate sees the first one
 
@@ -39,13 +40,13 @@ class Family:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-def families(backend: Backend, vitals: Vitals) -> Iterator[Family]:
+def families(backend: Backend, vitals: Vitals, http: Statistics) -> Iterator[Family]:
     """All metrics of a daemon, as they are now."""
     yield from _of_daemon(vitals)
     yield from _of_workspaces(backend)
     yield from _of_runs(backend)
     yield from _of_events(backend)
-    yield from _of_server(vitals)
+    yield from _of_server(http)
     yield from _of_process()
 
 
@@ -124,8 +125,7 @@ def _of_events(backend: Backend) -> Iterator[Family]:
     yield Family("crushlite_stream_queue_bytes", "Not yet taken by their readers.", queued)
 
 
-def _of_server(vitals: Vitals) -> Iterator[Family]:
-    http = vitals.http()
+def _of_server(http: Statistics) -> Iterator[Family]:
     classes: Counter[int] = Counter(dict.fromkeys(CLASSES, 0))
     for status, number in http.answers.items():
         classes[status // 100] += number

@@ -1,4 +1,5 @@
-"""Reports for programs: `GET /v1/openapi.json` and `GET /v1/metrics`.
+"""Reports for programs: `/v1/openapi.json`, `/v1/metrics`, `/v1/health?verbose=1`; and the watchdog
+of the event loop.
 
 The modules that write them are imported when the first request asks: most daemons are never asked,
 and every one starts faster without.
@@ -6,10 +7,12 @@ and every one starts faster without.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..api.context import answer
-from ..api.entry import Entry
+from ..api.context import EMPTY, answer
+from ..api.entry import Entry, Param
+from ..features.health import Health
 from ..http.messages import Response
 from ..wing import Wing
 
@@ -17,20 +20,58 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..api.context import Context
+    from ..clock import Clock
     from ..http.messages import Request
+    from ..wing import Ports
+    from .vitals import Vitals
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
+VERBOSE = Param("verbose", "1: report the daemon's state, and test whether its stores can write.")
 
 
 class ReportsWing(Wing):
+    _clock: Clock
+
     def __init__(self) -> None:
         self._description: Response | None = None  # the routes of a daemon never change
 
+    def use_ports(self, ports: Ports, clock: Clock) -> None:
+        self._clock = clock
+
+    @cached_property
+    def vitals(self) -> Vitals:
+        from .vitals import Vitals
+
+        return Vitals(self._clock)
+
+    async def started(self, urls: Sequence[str]) -> None:
+        self.vitals.begin()
+
+    def stopped(self) -> None:
+        self.vitals.end()
+
     def routes(self) -> Sequence[Entry]:
         return (
+            Entry(
+                "GET",
+                "/v1/health",
+                self.health,
+                gives=Health | None,
+                params=(VERBOSE,),
+                urgent=True,
+            ),
             Entry("GET", "/v1/openapi.json", self.openapi, gives=dict[str, Any]),
             Entry("GET", "/v1/metrics", self.metrics, gives=str, media=TEXT_FORMAT),
         )
+
+    async def health(self, context: Context, request: Request) -> Response:
+        """Empty and quick by default: clients ask it before they do anything else. With `verbose`
+        it is a report, for which every store is asked to write something."""
+        if request.query_one("verbose") not in ("1", "true"):
+            return EMPTY
+        from .health import health_of
+
+        return answer(await health_of(context.backend, self.vitals))
 
     async def openapi(self, context: Context, request: Request) -> Response:
         if self._description is None:
@@ -42,4 +83,5 @@ class ReportsWing(Wing):
     async def metrics(self, context: Context, request: Request) -> Response:
         from .metrics import families, write
 
-        return Response(200, write(families(context.backend, context.vitals)), TEXT_FORMAT)
+        written = families(context.backend, self.vitals, context.statistics())
+        return Response(200, write(written), TEXT_FORMAT)

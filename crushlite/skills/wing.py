@@ -12,7 +12,8 @@ from ..api.context import answer, body
 from ..api.entry import Entry, W
 from ..clock import time_limit
 from ..errors import CrushliteError, NotFound
-from ..protocol.features import CommandInfo, ExpandCommand, ExpandedCommand, ReadSkill
+from ..features.commands import ExpandCommand, ExpandedCommand, ReadSkill
+from ..protocol.features import CommandInfo
 from ..wing import Wing
 from .wire import SkillContent, SkillInfo
 

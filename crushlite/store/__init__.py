@@ -10,8 +10,8 @@ are in one module per noun (`sessions`, `messages`, `runs`, `files`, `notes`) an
     declarations what a file may declare          checkpoints  keeping the log short
     walfile      commits lost from a log          listing      long lists, as JSON from SQLite
     migrations   bringing a file up to date       recovery     ending what a killed daemon left open
-    schema       the tables                       salvage      saving what a damaged file holds
-    connection   opening SQLite, its errors       scoped       the rows of one workspace
+    schema       the tables                       scoped       the rows of one workspace
+    connection   opening SQLite, its errors
 
 Only this package imports sqlite3, and no error of sqlite3 leaves it. It knows nothing of tasks,
 events or HTTP.

@@ -15,7 +15,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ..errors import CorruptDatabase, NewerSchema
-from ..itself import pasted_command
+from ..itself import PACKAGE, pasted_command
 from .connection import says_damage
 from .declarations import compare, declared
 from .directory import Note, this_boot
@@ -37,6 +37,7 @@ _REPLACE = (
     "move the file away together with its -wal, -shm and -journal files, and put the saved one in "
     "its place or none for a new one"
 )
+_SALVAGE = f"{PACKAGE}.repair.salvage"  # a program of its own, which may be left out
 SMALL = 32 * 2**20  # bytes of a file that is read through at every opening: some 0.1 seconds
 
 
@@ -85,8 +86,12 @@ def _altered(path: Path, reason: str) -> CorruptDatabase:
 
 
 def _refusal(path: Path, text: str) -> CorruptDatabase:
-    """It says what to do in a command that can be pasted."""
-    command = pasted_command(f"{__package__}.salvage", str(path), f"{path}.recovered")
+    """It says what to do, in a command that can be pasted if there is a program for it."""
+    from importlib.util import find_spec
+
+    command = f"use `.recover` of the program sqlite3 on a copy of {path}"
+    if find_spec(_SALVAGE.rpartition(".")[0]) is not None:
+        command = pasted_command(_SALVAGE, str(path), f"{path}.recovered")
     return CorruptDatabase(f"{path} {text} what can be read: {command}; to go on, {_REPLACE}")
 
 

@@ -31,10 +31,11 @@ from ..protocol.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from ..protocol.runs import RunInfo
 from ..unique import new_id
 from .connection import check_row
 from .messages import MESSAGE_COLUMNS, insert_message, message_from_row, position_of, save_message
-from .runs import RUN_COLUMNS, RunEnding, RunRow, end_run, find_run, run_from_row, start_run
+from .runs import RUN_COLUMNS, RunRow, end_run, find_run, run_from_row, start_run
 from .sessions import child_ids
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ def _recover_run(
             answer.parts = [_finish(now)]
             insert_message(conn, scope, answer, turn[-1].position if turn else start)
         message_id = answer.id
-    ending = RunEnding(row.run_id, outcome, message_id, error, row.denied, row.carrier, now)
+    ending = RunInfo(row.run_id, outcome=outcome, message_id=message_id, error=error)
+    ending.denied, ending.folded_into, ending.ended_at = row.denied, row.carrier, now
     end_run(conn, scope, ending)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import sqlite3
 
     from ..protocol.messages import Message
+    from ..protocol.runs import RunInfo
 
 
 @dataclass(slots=True)
@@ -54,23 +55,6 @@ class RunRow:
     completion_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnding:
-    """The columns that `end_run` sets. `carrier` is empty for a run that was not folded."""
-
-    run_id: str
-    outcome: str
-    message_id: str = ""
-    error: str = ""
-    denied: int = 0
-    carrier: str = ""
-    ended_at: float = 0.0
-    limit_reached: str = ""
-    cost: float = 0.0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 _FIELDS = tuple(field.name for field in dataclasses.fields(RunRow))
 _KINDS = tuple(int if kind is bool else kind for kind in get_type_hints(RunRow).values())
 RUN_COLUMNS = ", ".join(_FIELDS)
@@ -79,6 +63,10 @@ _INSERT = (
     "WHERE EXISTS (SELECT 1 FROM sessions WHERE scope = ? AND id = ?) ON CONFLICT DO NOTHING"
 )
 _values = operator.attrgetter(*_FIELDS)
+_ending = operator.attrgetter(
+    *("outcome", "message_id", "error", "denied", "ended_at"),
+    *("limit", "cost", "prompt_tokens", "completion_tokens", "folded_into"),
+)
 _ENDED = {None: "", True: "AND outcome IS NOT NULL", False: "AND outcome IS NULL"}
 
 
@@ -121,18 +109,16 @@ def start_run(
     )
 
 
-def end_run(conn: sqlite3.Connection, scope: str, ending: RunEnding) -> None:
-    """Set the outcome of a run, unless it has one."""
+def end_run(conn: sqlite3.Connection, scope: str, run: RunInfo) -> None:
+    """Set how a run ended, unless that is set. `folded_into` is empty for one that was not."""
     conn.execute(
         """
-        UPDATE runs SET outcome = :outcome, message_id = :message_id, error = :error,
-            denied = :denied, ended_at = :ended_at, attachments = NULL,
-            limit_reached = :limit_reached, cost = :cost, prompt_tokens = :prompt_tokens,
-            completion_tokens = :completion_tokens,
-            carrier = CASE WHEN :carrier = '' THEN carrier ELSE :carrier END
-        WHERE scope = :scope AND run_id = :run_id AND outcome IS NULL
+        UPDATE runs SET outcome = ?, message_id = ?, error = ?, denied = ?, ended_at = ?,
+            limit_reached = ?, cost = ?, prompt_tokens = ?, completion_tokens = ?,
+            carrier = coalesce(nullif(?, ''), carrier), attachments = NULL
+        WHERE scope = ? AND run_id = ? AND outcome IS NULL
         """,
-        {"scope": scope, **dataclasses.asdict(ending)},
+        (*_ending(run), scope, run.run_id),
     )
 
 

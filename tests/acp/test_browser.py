@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from crushlite.client import Client
+from crushlite.features import requests
 from crushlite.jsonrpc.errors import RpcError
 from crushlite.listen import default_socket
 from tests.support.editors import ProcessCase, prompt
@@ -30,7 +31,7 @@ class BrowserTests(ProcessCase):
         self.addCleanup(browser.close)
         page = browser.first
         async with Client(self.address) as client:
-            await page.open(Path((await client.web(path=self.cwd)).page).as_uri())
+            await page.open(Path((await requests.web(client, path=self.cwd)).page).as_uri())
         await page.wait(LIVE)
 
         # A prompt in the editor; the permission is answered in the browser.

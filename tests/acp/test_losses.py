@@ -110,7 +110,7 @@ class LostStreamTests(LossCase):
             async for message in old(workspace, session_id):
                 yield message
 
-        self.wrap(RemoteWorkspace, "each_message", messages)
+        self.wrap(thread, "each_message", messages)
         await self.end_unseen(run)
         self.assertEqual(await asked, ENDED)
         self.assertEqual(script.text(), "one two")
@@ -130,7 +130,7 @@ class LostStreamTests(LossCase):
             for message in found:
                 yield message
 
-        self.wrap(RemoteWorkspace, "each_message", messages)
+        self.wrap(thread, "each_message", messages)
         self.relay.cut()
         self.assertEqual(await asked, ENDED)
         self.assertEqual(script.text(), "one two")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from crushlite.acp.servers import MOST, servers_of
 from crushlite.api.context import body
 from crushlite.api.entry import Entry, W
+from crushlite.features.servers import ClientServer, UsedServers, WantServers
 from crushlite.http.messages import Stream
 from crushlite.protocol.codec import dumps, encode
-from crushlite.protocol.features import ClientServer, UsedServers, WantServers
 from crushlite.wing import Wing
 from tests.support.editors import EditorCase
 

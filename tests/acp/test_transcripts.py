@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from crushlite.client import ConnectionFailed, RemoteWorkspace, wire
+from crushlite.acp import elements, thread
+from crushlite.acp.elements import each_message
+from crushlite.client import ConnectionFailed
 from crushlite.http.client import HTTPClient
 from tests.support.editors import EditorCase, prompt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from crushlite.client import RemoteWorkspace
     from crushlite.protocol.messages import Message
 
 
@@ -25,9 +28,8 @@ class TranscriptTests(EditorCase):
             await asked
         bounds = {**(HTTPClient.request.__kwdefaults__ or {}), "limit": 10_000}
         self.enterContext(mock.patch.object(HTTPClient.request, "__kwdefaults__", bounds))
-        self.enterContext(mock.patch.object(wire, "_AHEAD", 5000))
+        self.enterContext(mock.patch.object(elements, "_AHEAD", 5000))
         failed: list[str] = []
-        each_message = RemoteWorkspace.each_message
 
         async def cut_off(workspace: RemoteWorkspace, session_id: str) -> AsyncIterator[Message]:
             """The first time, after some messages."""
@@ -37,7 +39,7 @@ class TranscriptTests(EditorCase):
                     raise ConnectionFailed("lost")
                 yield message
 
-        self.enterContext(mock.patch.object(RemoteWorkspace, "each_message", cut_off))
+        self.enterContext(mock.patch.object(thread, "each_message", cut_off))
         other = await self.editor()
         await other.request("session/load", sessionId=session, cwd=self.cwd, mcpServers=[])
         self.assertEqual(other.text("user_message_chunk"), "".join(said))

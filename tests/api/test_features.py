@@ -10,7 +10,6 @@ from tests.support.basics import BoundedTestCase
 # Method, path, body, status, and the answer or words of the refusal.
 ABSENT: tuple[tuple[str, str, Any, int, Any], ...] = (
     ("GET", "/lsps", None, 200, {}),
-    ("GET", "/lsps/gopls/diagnostics", None, 404, "no language server"),
     ("POST", "/lsps/start", {"path": "/a"}, 200, None),
     ("POST", "/lsps/stop", {"path": "/a"}, 200, None),
     ("GET", "/mcp/states", None, 200, {}),
@@ -18,21 +17,25 @@ ABSENT: tuple[tuple[str, str, Any, int, Any], ...] = (
     ("GET", "/mcp/prompts", None, 200, []),
     ("GET", "/project/needs-init", None, 200, {"needs_init": False}),
     ("GET", "/skills", None, 200, []),
-    ("POST", "/skills/read", {"skill_id": "/a/SKILL.md"}, 404, "skill not found: /a/SKILL"),
     ("GET", "/mcp/auth-url?name=gh", None, 200, {}),
-    ("GET", "/mcp/auth-url", None, 400, "name is required"),
-    ("POST", "/mcp/auth", {"name": "gh"}, 404, "gh"),
-    ("POST", "/mcp/auth", {"name": ""}, 400, "name is required"),
-    ("POST", "/mcp/get-prompt", {"client_id": "gh", "prompt_id": "p"}, 404, "gh:p"),
     ("POST", "/mcp/read-resource", {"name": "gh", "uri": "u"}, 200, []),
     ("POST", "/mcp/refresh-tools", {"name": "gh"}, 200, None),
     ("POST", "/mcp/refresh-prompts", {"name": "gh"}, 200, None),
     ("POST", "/mcp/refresh-resources", {"name": "gh"}, 200, None),
+    ("POST", "/config/import-copilot", None, 200, {"token": None, "success": False}),
+)
+# What wings refuse in words of their own; without them all of it is not found, whatever is sent.
+REFUSED: tuple[tuple[str, str, Any, int, Any], ...] = (
+    ("GET", "/lsps/gopls/diagnostics", None, 404, "no language server"),
+    ("POST", "/skills/read", {"skill_id": "/a/SKILL.md"}, 404, "skill not found: /a/SKILL"),
+    ("POST", "/mcp/auth", {"name": "gh"}, 404, "gh"),
+    ("POST", "/mcp/auth", {"name": ""}, 400, "name is required"),
+    ("POST", "/mcp/get-prompt", {"client_id": "gh", "prompt_id": "p"}, 404, "gh:p"),
     ("POST", "/mcp/docker/enable", None, 400, "not supported"),
     ("POST", "/mcp/docker/disable", None, 400, "not supported"),
-    ("POST", "/config/import-copilot", None, 200, {"token": None, "success": False}),
     ("POST", "/config/refresh-oauth", {"provider_id": "lab"}, 404, "lab"),
 )
+WITHOUT = "this daemon runs without what answers this"
 MODEL = {"model": "scripted", "provider": "scripted"}
 
 
@@ -41,7 +44,9 @@ class FeatureTests(BoundedTestCase):
         for wings in (None, ()):
             async with LocalDaemon(wings=wings) as daemon:
                 anna = await daemon.join()
-                for method, path, body, status, wanted in ABSENT:
+                absent = [(*row[:3], 404, WITHOUT) for row in REFUSED]
+                refused = REFUSED if wings is None else absent
+                for method, path, body, status, wanted in (*ABSENT, *refused):
                     with self.subTest(path, body=body, wings=wings):
                         answer = await anna.call(method, path, body)
                         self.assertEqual(answer.status, status, answer.json)
@@ -49,6 +54,11 @@ class FeatureTests(BoundedTestCase):
                             self.assertEqual(answer.json, wanted)
                         else:
                             self.assertIn(wanted, answer.json["message"])
+
+    async def test_the_address_of_a_sign_in_needs_a_name(self) -> None:
+        async with LocalDaemon() as daemon:
+            answer = await (await daemon.join()).call("GET", "/mcp/auth-url")
+            self.assertEqual((answer.status, answer.json["message"]), (400, "name is required"))
 
     async def test_without_configuration_files_there_is_nothing_to_change(self) -> None:
         async with LocalDaemon(wings=[]) as daemon:

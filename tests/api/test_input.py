@@ -21,31 +21,19 @@ from unittest import mock
 from crushlite.api import context, routes
 from crushlite.console.wing import PUBLIC_BODY
 from crushlite.console.wire import WebCode, WebHello, WebProof
+from crushlite.features.agents import SessionAgent
+from crushlite.features.changes import UndoRequest
+from crushlite.features.commands import ExpandCommand, ReadSkill
+from crushlite.features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
+from crushlite.features.servers import GetPrompt, NamedServer, WantServers
+from crushlite.features.web import WebRequest
 from crushlite.lsp.wire import StartLSP
-from crushlite.protocol.agents import SessionAgent
-from crushlite.protocol.changes import UndoRequest
 from crushlite.protocol.codec import LARGE
-from crushlite.protocol.config import (
-    AgentInit,
-    CompactMode,
-    ModelChoice,
-    OAuthRefresh,
-    ProviderKey,
-    RemoveValue,
-    SetValue,
-)
-from crushlite.protocol.features import (
-    ExpandCommand,
-    GetPrompt,
-    NamedServer,
-    ReadSkill,
-    WantServers,
-)
+from crushlite.protocol.config import AgentInit, ModelChoice
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
 from crushlite.protocol.sessions import CurrentSession, FileRead, Session, ShellCommand
-from crushlite.protocol.web import WebRequest
 from crushlite.protocol.workspaces import Control, CreateWorkspace
 from crushlite.testing import Answer, LocalDaemon
 from crushlite.testing.scripted import ScriptedAgent

@@ -18,6 +18,7 @@ from crushlite.cli.chat_history import KEPT, HistoryFile, history_path
 from crushlite.cli.chat_lines import LineEditor, Pressed
 from crushlite.cli.chat_screen import Screen, wrapped
 from crushlite.cli.chat_view import ChatView, Item
+from crushlite.cli.export import SessionExport
 from crushlite.cli.lookup import choose
 from crushlite.cli.markdown import markdown
 from crushlite.cli.render import (
@@ -33,7 +34,6 @@ from crushlite.cli.render import (
     result_words,
 )
 from crushlite.cli.text import Style, clean, cut, visible
-from crushlite.client import SessionExport
 from crushlite.errors import CrushliteError
 from crushlite.hosting.difference import NO_LINE_END, difference
 from crushlite.protocol.messages import (

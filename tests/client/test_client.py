@@ -13,12 +13,14 @@ from typing import Any
 from unittest import mock
 
 from crushlite import errors
+from crushlite.cli.export import export
 from crushlite.client import Client, ConnectionFailed
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound, Unavailable
+from crushlite.features import changes, requests as features
+from crushlite.features.health import Health
 from crushlite.http.messages import Response
 from crushlite.http.sse import SSEParser
 from crushlite.protocol import (
-    changes,
     config,
     messages,
     permissions,
@@ -29,7 +31,6 @@ from crushlite.protocol import (
 )
 from crushlite.protocol.codec import encode
 from crushlite.protocol.events import Envelope, Resync
-from crushlite.protocol.health import Health
 from crushlite.protocol.workspaces import Space
 from tests.support.client import (
     ACCEPTED,
@@ -268,8 +269,8 @@ class RequestTests(ClientTestCase):
             (both, "/runs?session_id=a%26b&state=ended", []),
             (w.permissions(), "/permissions", [permissions.PermissionRequest("p")]),
             (w.questions(), "/questions", [questions.QuestionBatch(id="b")]),
-            (w.changed_runs(), "/changes", [changes.ChangedRun("r", "s")]),
-            (w.run_changes("r"), "/runs/r/changes", changes.RunChanges("r", "s")),
+            (features.changed_runs(w), "/changes", [changes.ChangedRun("r", "s")]),
+            (features.run_changes(w, "r"), "/runs/r/changes", changes.RunChanges("r", "s")),
         ):
             await self.exchange_with(call, f"GET {path}", None, result)
 
@@ -278,8 +279,8 @@ class RequestTests(ClientTestCase):
         undone, room = changes.UndoAnswer("u", ["/p/a"]), Space(2, 1)
         plain, wishes = {"dry_run": False, "partial": False}, {"dry_run": True, "partial": True}
         for call, path, sent, result in (
-            (w.undo("r"), "/runs/r/undo", plain, undone),
-            (w.undo("r", dry_run=True, partial=True), "/runs/r/undo", wishes, undone),
+            (features.undo(w, "r"), "/runs/r/undo", plain, undone),
+            (features.undo(w, "r", dry_run=True, partial=True), "/runs/r/undo", wishes, undone),
             (w.compact(), "/compact", None, room),
         ):
             await self.exchange_with(call, f"POST {path}", sent, result)
@@ -323,18 +324,22 @@ class RequestTests(ClientTestCase):
             (w.init(False), f"POST {base}/agent/init?client_id={ME}", {"interactive": False}),
             (w.summarize("s"), f"POST {base}/agent/sessions/s/summarize", None),
             (w.skip_permissions(), f"POST {base}/permissions/skip", {"skip": True}),
-            (w.reread_config(), f"POST {base}/agent/update", None),
+            (features.reread_config(w), f"POST {base}/agent/update", None),
             (
-                *(w.set_config("options.debug", True), f"POST {base}/config/set"),
+                *(features.set_config(w, "options.debug", True), f"POST {base}/config/set"),
                 {"key": "options.debug", "value": True, "scope": 0},
             ),
-            (w.remove_config("a", 1), f"POST {base}/config/remove", {"key": "a", "scope": 1}),
             (
-                *(w.set_key("lab", "k"), f"POST {base}/config/provider-key"),
+                features.remove_config(w, "a", 1),
+                f"POST {base}/config/remove",
+                {"key": "a", "scope": 1},
+            ),
+            (
+                *(features.set_key(w, "lab", "k"), f"POST {base}/config/provider-key"),
                 {"provider_id": "lab", "kind": "string", "api_key": "k", "scope": 0},
             ),
             (
-                *(w.choose_model("large", large), f"POST {base}/config/model"),
+                *(features.choose_model(w, "large", large), f"POST {base}/config/model"),
                 {"model_type": "large", "model": {"model": "m", "provider": "p"}, "scope": 0},
             ),
             (w.release(), f"DELETE {base}?client_id={ME}", None),
@@ -362,11 +367,11 @@ class RequestTests(ClientTestCase):
             ("/runs", [{"run_id": "r"}]),
         ):
             self.answers["GET", W + path] = answer(value)
-        export = await self.within(w.export("s"))
-        self.assertEqual((export.session.title, export.messages[0].id), ("t", "m"))
-        self.assertEqual((export.files[0].path, export.runs[0].run_id), ("/p/x", "r"))
+        found = await self.within(export(w, "s"))
+        self.assertEqual((found.session.title, found.messages[0].id), ("t", "m"))
+        self.assertEqual((found.files[0].path, found.runs[0].run_id), ("/p/x", "r"))
         self.assertEqual(self.targets[-1], "GET /v1/workspaces/w1/runs?session_id=s")
-        self.assertEqual(encode(export)["messages"][0]["role"], "user")
+        self.assertEqual(encode(found)["messages"][0]["role"], "user")
 
     async def test_what_the_daemon_says_of_a_workspace_is_read_again(self) -> None:
         w = await self.workspace()
@@ -390,7 +395,7 @@ class RequestTests(ClientTestCase):
         self.assertEqual((await self.within(self.client.version())).build_id, "b")
         vitals = Health("ok", "1", 7, 1.5, 0.0, 1, 2, 2, 1, store={"/d": "ok"})
         self.answers["GET", "/v1/health"] = answer(encode(vitals))
-        self.assertEqual(await self.within(self.client.vitals()), vitals)
+        self.assertEqual(await self.within(features.vitals(self.client)), vitals)
         self.assertEqual(self.targets[-1], "GET /v1/health?verbose=1")
         found = await self.within(self.client.workspaces())
         self.assertEqual(found, [workspaces.Workspace("w", "/p")])

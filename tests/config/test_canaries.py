@@ -14,8 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crushlite.cli.export import export
 from crushlite.client import Client
 from crushlite.fake_model import FakeModel, obedient
+from crushlite.features import requests
 from crushlite.protocol.codec import dumps, encode
 from tests.commands.test_environment import BY_NAME
 from tests.support.basics import LIMIT, BoundedTestCase
@@ -199,13 +201,13 @@ class CanaryTests(BoundedTestCase):
         texts.append((await workspace.shell(session, "env")).output.encode())
         choice = {"provider": "quotes", "model": "m"}
         for role in ("large", "small"):
-            await workspace.set_config(f"models.{role}", choice)
+            await requests.set_config(workspace, f"models.{role}", choice)
         texts.append(dumps(encode(await workspace.ask("hello"))))
         return texts
 
     async def answers(self, workspace: RemoteWorkspace) -> list[bytes]:
         found = [dumps(await workspace.config()), dumps(encode(await workspace.providers()))]
         sessions = await workspace.sessions()
-        found += [dumps(encode(await workspace.export(session.id))) for session in sessions]
+        found += [dumps(encode(await export(workspace, session.id))) for session in sessions]
         found += [dumps(encode(run)) for run in await workspace.runs()]
         return found

@@ -22,9 +22,9 @@ from crushlite.clock import SystemClock
 from crushlite.console.wing import CODE_SECONDS, CODES, Codes
 from crushlite.daemon import PORTS
 from crushlite.errors import ShuttingDown
+from crushlite.features.web import WebAddress
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.listen import TokenFile, directory_lock
-from crushlite.protocol.web import WebAddress
 from crushlite.testing import LocalDaemon
 from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite import cli, logs
+from crushlite import cli
+from crushlite.cli import daemon_log
 from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
 from crushlite.errors import IllegalCall, ShuttingDown, UsageError
@@ -759,7 +760,7 @@ class Options(unittest.TestCase):
     def parsed(self, *flags: str, **env: str) -> dict[str, Any]:
         with (
             mock.patch.dict(os.environ, env),
-            mock.patch("crushlite.logs.configure"),
+            mock.patch("crushlite.cli.daemon_log.configure"),
             mock.patch("crushlite.daemon.Daemon") as daemon,
         ):
             self.assertEqual(cli.main(["serve", *flags]), 0)
@@ -831,7 +832,7 @@ class Options(unittest.TestCase):
         with (
             mock.patch.dict(os.environ, env),
             mock.patch.object(sys, "path", list(sys.path)),
-            mock.patch("crushlite.logs.configure"),
+            mock.patch("crushlite.cli.daemon_log.configure"),
             contextlib.redirect_stderr(said),
         ):
             try:
@@ -970,7 +971,7 @@ class Watching(ProcessTestCase):
         for record in records:
             self.assertLessEqual({"time", "level", "logger", "message"}, set(record))
             self.assertRegex(record["time"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
-            self.assertIn(record["level"], logs.LEVELS)
+            self.assertIn(record["level"], daemon_log.LEVELS)
         messages = [record["message"] for record in records]
         for message in (f"listening on {self.unix}", "received SIGTERM", "leaving", "left"):
             self.assertIn(message, messages)
@@ -1005,10 +1006,12 @@ class Watching(ProcessTestCase):
 class Logs(unittest.TestCase):
     def setUp(self) -> None:
         # Somebody reads in each of these: however long it takes, the lines come before the end.
-        self.enterContext(mock.patch.object(logs, "PATIENCE", SECONDS))
+        self.enterContext(mock.patch.object(daemon_log, "PATIENCE", SECONDS))
 
-    def outlet(self, stream: Any, waiting: int = 100) -> tuple[logging.Logger, logs.QueuedHandler]:
-        handler = logs.QueuedHandler(stream, waiting=waiting)
+    def outlet(
+        self, stream: Any, waiting: int = 100
+    ) -> tuple[logging.Logger, daemon_log.QueuedHandler]:
+        handler = daemon_log.QueuedHandler(stream, waiting=waiting)
         handler.setFormatter(logging.Formatter("%(message)s"))
         self.addCleanup(handler.close)
         logger = logging.Logger("crushlite.test")  # outside the tree: nothing else hears it
@@ -1059,7 +1062,7 @@ class Logs(unittest.TestCase):
         before = [(g.handlers, g.level, g.propagate) for g in loggers]
         stream = io.StringIO()
         try:
-            logs.configure("warning", "json", stream)
+            daemon_log.configure("warning", "json", stream)
             [handler] = loggers[0].handlers
             logging.getLogger("crushlite.x").warning("heard %s", "é\n")
             logging.getLogger("crushlite.x").info("not heard")

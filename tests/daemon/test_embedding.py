@@ -21,6 +21,8 @@ from crushlite.wing import Wing, WorkspacePart
 from tests.support.basics import LIMIT, BoundedTestCase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from crushlite import Turn
     from crushlite.wing import OpenWorkspace
 
@@ -47,6 +49,22 @@ class StubbornWing(Wing):
 
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart:
         return StubbornPart(self._released)
+
+
+class NotedWing(Wing):
+    """Notes what it is told, and may refuse to start."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.told: list[str] = []
+        self._failure = failure
+
+    async def started(self, urls: Sequence[str]) -> None:
+        self.told.append("started")
+        if self._failure is not None:
+            raise self._failure
+
+    def stopped(self) -> None:
+        self.told.append("stopped")
 
 
 class EmbeddedCase(BoundedTestCase):
@@ -89,6 +107,14 @@ class ContextTests(EmbeddedCase):
         self.assertFalse(is_owned(self.root / ".crushlite"))
         self.assertIn("StubbornPart did not close in time", logs.output[0])
         released.set()
+
+    async def test_wings_learn_of_the_end_also_of_a_daemon_that_could_not_start(self) -> None:
+        for failure in (None, UsageError("no")):
+            first, second = NotedWing(), NotedWing(failure)
+            with contextlib.suppress(UsageError):
+                async with Daemon(agent=echo, hosts=[self.url], wings=[first, second]):
+                    self.assertEqual(first.told, ["started"])
+            self.assertEqual((first.told, second.told), (["started", "stopped"],) * 2)
 
     async def test_run_inside_a_running_loop_says_what_to_use(self) -> None:
         with self.assertRaisesRegex(UsageError, r"async with Daemon\(\.\.\.\).*daemon\.start\(\)"):

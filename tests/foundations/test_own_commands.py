@@ -62,7 +62,7 @@ class PastedTests(unittest.TestCase):
 
     def test_a_printed_command_runs_this_package_in_the_directory_of_any_project(self) -> None:
         self.assertIn("usage:", self.paste(itself.pasted_command("crushlite", "--help")))
-        salvage = itself.pasted_command("crushlite.store.salvage", "--help")
+        salvage = itself.pasted_command("crushlite.repair.salvage", "--help")
         self.assertIn("damaged", self.paste(salvage))
 
     def test_serve_says_how_to_be_called_from_any_directory(self) -> None:

@@ -734,10 +734,10 @@ class IdleTest(ClaimsCase):
         for name in names:
             claims.retire(name)
         claims.retire(names[0])  # again: now the last
-        self.assertIn(f"retired={MOST_RETIRED}>", repr(claims))
+        self.assertEqual(counts(claims)[1], MOST_RETIRED)
         for number in range(100):
             claims.retire(f"more{number}")
-        self.assertIn(f"retired={MOST_RETIRED}>", repr(claims))
+        self.assertEqual(counts(claims)[1], MOST_RETIRED)
         for name in (names[0], names[101], "more99"):
             with self.assertRaises(ClientRetired):
                 claims.admit(name)
@@ -801,19 +801,6 @@ class ShutdownTest(ClaimsCase):
         self.assertEqual(self.world.claims.census(), (2, 3))
         self.do("latch")
         self.assertEqual(self.world.claims.census(), (0, 0))
-
-    def test_repr_counts(self) -> None:
-        claims = self.world.claims
-        self.open("V", "A", streams=2)
-        self.join("W", "A")
-        self.do("run_began", "V", "R")
-        self.do("admit", "B")
-        self.do("retire", "C")
-        text = "<Claims open live=2 claims=2 streams=2 runs=1 pending=1 armed=1 retired=1>"
-        self.assertEqual(repr(claims), text)
-        self.do("latch")
-        text = "<Claims latched live=0 claims=0 streams=0 runs=0 pending=1 armed=0 retired=1>"
-        self.assertEqual(repr(claims), text)
 
 
 class PresenceTest(ClaimsCase):
@@ -982,6 +969,11 @@ def moves(world: World, scope: Scope) -> list[Op]:
     return ops
 
 
+def counts(claims: Claims) -> tuple[int, int]:
+    """What no method of the machine shows: armed timers, and clients that are remembered."""
+    return len(claims._armed), len(claims._retired)
+
+
 def canonical(world: World, scope: Scope) -> object:
     """The state up to swapping clients and workspaces, to which the machine is blind."""
     claims = world.claims
@@ -1003,7 +995,7 @@ def canonical(world: World, scope: Scope) -> object:
         )
         for clients in itertools.permutations(scope.clients)
     ]
-    return repr(min(views)), facts, repr(claims)
+    return repr(min(views)), facts, counts(claims)
 
 
 def explore(scope: Scope, graces: Graces, depth: int) -> tuple[int, bool]:

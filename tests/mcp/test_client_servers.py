@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.client import Client
 from crushlite.errors import BadRequest
+from crushlite.features import requests
+from crushlite.features.servers import ClientServer, UsedServers
 from crushlite.mcp import client_servers
-from crushlite.protocol.features import ClientServer, UsedServers
 from tests.support.configured import marked, new_mark, until
 from tests.support.mcp import McpTestCase, scripted
 
@@ -26,7 +27,7 @@ class Wanted:
         self._task = asyncio.create_task(self._run(workspace, list(servers)))
 
     async def _run(self, workspace: RemoteWorkspace, servers: list[ClientServer]) -> None:
-        async for answer in workspace.use_tool_servers(servers):
+        async for answer in requests.use_tool_servers(workspace, servers):
             self.answers.put_nowait(answer)
 
     async def end(self) -> None:
@@ -100,7 +101,7 @@ class ClientServerTests(McpTestCase):
         )
         workspace = await self.client()
         with self.assertRaisesRegex(BadRequest, "at most 50"):
-            await anext(workspace.use_tool_servers([*most, last]))
+            await anext(requests.use_tool_servers(workspace, [*most, last]))
         _, answer = await self.wanted(workspace, *most)
         self.assertEqual((len(answer.used), answer.refused), (client_servers.MOST, {}))
         _, answer = await self.wanted(workspace, last)

@@ -14,6 +14,7 @@ from crushlite.acp.editor import Editor
 from crushlite.client import Client
 from crushlite.clock import SystemClock
 from crushlite.errors import CrushliteError
+from crushlite.features import requests
 from crushlite.launch import Wanted
 from tests.support.basics import BoundedTestCase
 from tests.support.crush import WireCase
@@ -297,7 +298,7 @@ class SdkCoderTests(WireCase, SdkCase):
             workspace = await shared.create(cwd)
 
             async def states() -> list[str]:
-                return [state.state for state in await workspace.tool_servers()]
+                return [state.state for state in await requests.tool_servers(workspace)]
 
             while await states() != ["connected"]:
                 await SystemClock().sleep(0.05)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.client import Client
 from crushlite.clock import SystemClock
+from crushlite.features import requests
 from tests.support.editors import CoderShimCase, ProcessCase, ShimCase
 from tests.support.mcp_server import scripted
 from tests.support.peers import FrameCheck, npm_program, peer_environment
@@ -157,7 +158,9 @@ class AcpxCoderTests(CoderShimCase, AcpxCase):
             workspace = await client.create(self.cwd)
             await workspace.prompt(session, "from elsewhere")
             await self.until_said("You said: from elsewhere")
-            self.assertEqual([each.name for each in await workspace.tool_servers()], ["mine"])
+            self.assertEqual(
+                [each.name for each in await requests.tool_servers(workspace)], ["mine"]
+            )
         await self.acpx(*agent, "set", *s, "mode", "ask")
         status = await self.json(*agent, "status", *s)
         self.assertEqual((status["mode"], status["model"]), ("ask", f"fake/{other}"))

@@ -16,43 +16,34 @@ from typing import Any
 
 from crushlite.console.wire import WebChallenge, WebCode, WebHello, WebProof, WebTab, WebToken
 from crushlite.errors import BadRequest
-from crushlite.lsp.wire import LSPClientInfo, StartLSP
-from crushlite.mcp.wire import McpPrompt, McpPromptArgument
-from crushlite.protocol import codec, events, permissions
-from crushlite.protocol.agents import OfferedAgent, SessionAgent
-from crushlite.protocol.changes import ChangedRun, FileChange, RunChanges, UndoAnswer, UndoRequest
-from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encode, loads, omitted
-from crushlite.protocol.config import (
-    AgentInfo,
-    AgentInit,
-    CompactMode,
-    Model,
-    ModelChoice,
-    OAuthRefresh,
-    ProviderKey,
-    RemoveValue,
-    SelectedModel,
-    SetValue,
-)
-from crushlite.protocol.events import ConfigChanged, Envelope, Resync
-from crushlite.protocol.features import (
+from crushlite.features.agents import OfferedAgent, SessionAgent
+from crushlite.features.changes import ChangedRun, FileChange, RunChanges, UndoAnswer, UndoRequest
+from crushlite.features.commands import ExpandCommand, ExpandedCommand, ReadSkill
+from crushlite.features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
+from crushlite.features.health import Check, Health
+from crushlite.features.servers import (
     ClientServer,
-    CommandArgument,
-    CommandInfo,
-    ExpandCommand,
-    ExpandedCommand,
     GetPrompt,
-    LSPEvent,
-    McpEvent,
     McpState,
     NamedServer,
-    ReadSkill,
-    SkillsEvent,
-    SkillState,
     UsedServers,
     WantServers,
 )
-from crushlite.protocol.health import Check, Health
+from crushlite.features.web import WebAddress, WebRequest
+from crushlite.lsp.wire import LSPClientInfo, StartLSP
+from crushlite.mcp.wire import McpPrompt, McpPromptArgument
+from crushlite.protocol import codec, events, permissions
+from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encode, loads, omitted
+from crushlite.protocol.config import AgentInfo, AgentInit, Model, ModelChoice, SelectedModel
+from crushlite.protocol.events import ConfigChanged, Envelope, Resync
+from crushlite.protocol.features import (
+    CommandArgument,
+    CommandInfo,
+    LSPEvent,
+    McpEvent,
+    SkillsEvent,
+    SkillState,
+)
 from crushlite.protocol.messages import (
     PARTS,
     Attachment,
@@ -107,7 +98,6 @@ from crushlite.protocol.sessions import (
     ShellCommand,
     Todo,
 )
-from crushlite.protocol.web import WebAddress, WebRequest
 from crushlite.protocol.workspaces import Control, CreateWorkspace, Space, VersionInfo, Workspace
 from crushlite.skills.wire import SkillContent, SkillInfo, SkillSummary
 from tests.support.wire import wire_classes

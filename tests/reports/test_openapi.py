@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import errors
-from crushlite.api import system
 from crushlite.http.sse import SSEParser
 from crushlite.protocol.codec import encode
 from crushlite.protocol.events import ACTIONS, KINDS, Resync, to_json
 from crushlite.protocol.questions import Question
 from crushlite.protocol.sessions import Todo
+from crushlite.reports import health
 from crushlite.reports.openapi import OUTSIDE_ROUTES, document
 from crushlite.reports.schema import Schemas
 from crushlite.testing import LocalDaemon
@@ -352,7 +352,7 @@ class AnswerTests(BoundedTestCase):
         self.daemon = await self.enterAsyncContext(LocalDaemon(Obliging(), tcp=True))
         # On a busy machine the answers are the same.
         for name in ("STORE_SECONDS", "LAG_SECONDS"):
-            self.enterContext(mock.patch.object(system, name, 60.0))
+            self.enterContext(mock.patch.object(health, name, 60.0))
         self.good: set[tuple[str, str]] = set()
         self.refused: set[tuple[str, str]] = set()
 

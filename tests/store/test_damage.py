@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.errors import CorruptDatabase, StoreUnusable
+from crushlite.repair.salvage import salvage
 from crushlite.store import Stores, connect, inspection
 from crushlite.store.directory import DirectoryLock, Note, this_boot
 from crushlite.store.files import last_read, list_files, list_read
@@ -27,7 +28,6 @@ from crushlite.store.listing import message_texts
 from crushlite.store.messages import list_messages, position_of
 from crushlite.store.migrations import MIGRATIONS, migrate
 from crushlite.store.runs import get_run
-from crushlite.store.salvage import salvage
 from crushlite.store.sessions import get_session
 from crushlite.testing import LocalDaemon
 from crushlite.testing.fake_clock import FakeClock
@@ -292,6 +292,12 @@ class ContentTests(DamageCase):
         stores = Stores(clock=FakeClock(), boot_id="next", connect=factory)
         with self.assertRaisesRegex(CorruptDatabase, "salvage"):
             await stores.open(self.copy(self.sound.closed))
+
+    async def test_without_the_program_that_saves_it_another_one_is_named(self) -> None:
+        with mock.patch("importlib.util.find_spec", return_value=None):
+            error = await self.refusal(self.spoilt("garbage"))
+        self.assertIn("use `.recover` of the program sqlite3 on a copy of", error.message)
+        self.assertNotIn("salvage", error.message)
 
     async def test_something_that_is_no_file_is_refused_as_such(self) -> None:
         error = await self.refusal(self.spoilt("a directory"))

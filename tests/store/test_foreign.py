@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.protocol.messages import FinishPart, Message, Part, ToolCallPart
 from crushlite.protocol.sessions import Session
+from crushlite.repair.salvage import salvage
 from crushlite.store import InlineExecutor, RunRow, Stores, connect
 from crushlite.store.directory import is_owned, last_note
 from crushlite.store.messages import get_message, insert_message
 from crushlite.store.migrations import MIGRATIONS
 from crushlite.store.recovery import recover
-from crushlite.store.runs import RunEnding, end_run, insert_run, start_run
-from crushlite.store.salvage import salvage
+from crushlite.store.runs import end_run, insert_run, start_run
 from crushlite.store.sessions import (
     child_ids,
     delete_session,
@@ -32,7 +32,7 @@ from crushlite.store.sessions import (
 )
 from crushlite.testing.fake_clock import FakeClock
 from tests.store.test_damage import DamageCase, damage
-from tests.support.store import StoreCase, list_sessions
+from tests.support.store import StoreCase, ending, list_sessions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -304,7 +304,7 @@ class CostTests(unittest.TestCase):
             if number <= size:
                 start_run(conn, "", run, Message(user, "user", "s", [FinishPart("stop")]), 1.0)
             if number < size:
-                end_run(conn, "", RunEnding(run, "completed", "", "", 0, "", 1.0))
+                end_run(conn, "", ending(run, "completed", "", "", 0, "", 1.0))
         calls: list[Part] = [ToolCallPart(f"c{n}", "bash", "{}") for n in range(size)]
         insert_message(conn, "", Message("a", "assistant", "s", calls))
         steps = 0

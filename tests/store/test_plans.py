@@ -19,6 +19,7 @@ from crushlite.store.files import FileState
 from crushlite.store.migrations import migrate
 from crushlite.undo import queries
 from crushlite.undo.states import MISSING
+from tests.support.store import ending
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -81,9 +82,7 @@ class PlanTests(unittest.TestCase):
             role = "assistant" if number % 2 else "user"
             messages.insert_message(conn, "", message(f"{sid}-{number}", sid, role))
             runs.insert_run(conn, "", RunRow(f"{sid}-r{number}", sid, "d", "p", boot_id="old"))
-            runs.end_run(
-                conn, "", runs.RunEnding(f"{sid}-r{number}", "completed", "", ended_at=1.0)
-            )
+            runs.end_run(conn, "", ending(f"{sid}-r{number}", "completed", "", ended_at=1.0))
             files.mark_read(conn, "", sid, f"/{number}", 1.0)
             states = files.FileState("a"), files.FileState("b")
             files.record_changes(conn, "", sid, [files.Change(f"/{number}", *states)], 1.0)
@@ -215,7 +214,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("messages.insert_message", "", message("open", "s2", "assistant", open_=True)),
     ("recovery.recover", "new", 1.0),
     ("recovery.recover", "new", 1.0),
-    ("runs.end_run", "", runs.RunEnding("r", "completed")),
+    ("runs.end_run", "", ending("r", "completed")),
     ("files.record_changes", "", "s1", [CHANGE], 1.0),
     ("queries.record_gaps", "", "s1", "r1", [("/path", "too large")]),
     ("queries.changed_runs", ""),

@@ -40,7 +40,6 @@ from crushlite.store.messages import (
 from crushlite.store.migrations import migrate
 from crushlite.store.notes import all_notes, set_notes
 from crushlite.store.runs import (
-    RunEnding,
     end_run,
     ended_among,
     get_run,
@@ -61,7 +60,7 @@ from crushlite.store.sessions import (
     set_todos,
 )
 from crushlite.undo.states import MISSING
-from tests.support.store import EVERY_PART, list_sessions
+from tests.support.store import EVERY_PART, ending, list_sessions
 
 
 class QueryCase(unittest.TestCase):
@@ -348,7 +347,7 @@ class RunTests(QueryCase):
 
     def test_a_repeat_gets_the_run_as_it_stands_now(self) -> None:
         insert_run(self.conn, "", self.row())
-        end_run(self.conn, "", RunEnding("r", "completed", "m", ended_at=9.0))
+        end_run(self.conn, "", ending("r", "completed", "m", ended_at=9.0))
         known = insert_run(self.conn, "", self.row())
         assert known is not None
         self.assertEqual((known.outcome, known.message_id), ("completed", "m"))
@@ -384,30 +383,30 @@ class RunTests(QueryCase):
     def test_a_run_that_is_folded_remembers_its_carrier(self) -> None:
         insert_run(self.conn, "", self.row())
         self.start("r", "u", carrier="first")
-        end_run(self.conn, "", RunEnding("r", "completed", "m", ended_at=9.0))
+        end_run(self.conn, "", ending("r", "completed", "m", ended_at=9.0))
         self.assertEqual(get_run(self.conn, "", "r").carrier, "first")
 
     def test_a_run_ends_once(self) -> None:
         insert_run(self.conn, "", self.row())
-        ending = ("failed", "m", "no\0more", 2, "carrier", 9.5)
-        end_run(self.conn, "", RunEnding("r", *ending))
-        end_run(self.conn, "", RunEnding("r", "canceled", "m2", ended_at=10.0))
+        how = ("failed", "m", "no\0more", 2, "carrier", 9.5)
+        end_run(self.conn, "", ending("r", *how))
+        end_run(self.conn, "", ending("r", "canceled", "m2", ended_at=10.0))
         row = get_run(self.conn, "", "r")
         self.assertEqual(
-            (row.outcome, row.message_id, row.error, row.denied, row.carrier, row.ended_at), ending
+            (row.outcome, row.message_id, row.error, row.denied, row.carrier, row.ended_at), how
         )
-        end_run(self.conn, "", RunEnding("nobody", *ending))
+        end_run(self.conn, "", ending("nobody", *how))
         self.assertEqual([row.run_id for row in list_runs(self.conn, "", None, None)], ["r"])
 
     def test_a_run_that_ends_unstarted_keeps_no_attachments(self) -> None:
         insert_run(self.conn, "", self.row())
-        end_run(self.conn, "", RunEnding("r", "cleared", "", ended_at=9.0))
+        end_run(self.conn, "", ending("r", "cleared", "", ended_at=9.0))
         self.assertIsNone(get_run(self.conn, "", "r").attachments)
 
     def test_runs_are_listed_oldest_first_by_session_and_by_whether_they_ended(self) -> None:
         for run_id, sid in (("z", "s"), ("y", "t"), ("x", "s"), ("w", "s")):
             insert_run(self.conn, "", self.row(run_id, sid))
-        end_run(self.conn, "", RunEnding("x", "completed", "", ended_at=9.0))
+        end_run(self.conn, "", ending("x", "completed", "", ended_at=9.0))
 
         def found(sid: str | None, ended: bool | None) -> str:
             return "".join(row.run_id for row in list_runs(self.conn, "", sid, ended))

@@ -28,11 +28,11 @@ from crushlite.store.connection import configure
 from crushlite.store.messages import get_message, insert_message, list_messages
 from crushlite.store.migrations import migrate
 from crushlite.store.recovery import INTERRUPTED, recover
-from crushlite.store.runs import RunEnding, end_run, get_run, insert_run, list_runs, start_run
+from crushlite.store.runs import end_run, get_run, insert_run, list_runs, start_run
 from crushlite.store.sessions import get_session, insert_session
 from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
-from tests.support.store import DyingOpener
+from tests.support.store import DyingOpener, ending
 
 if TYPE_CHECKING:
     import sqlite3
@@ -174,7 +174,7 @@ class PromptTests(RecoveryCase):
         self.accept("done")
         self.start("done")
         self.say("a1", TextPart("answer"), FinishPart("end_turn", 5))
-        end_run(self.conn, "", RunEnding("done", "completed", "a1", ended_at=1_003.0))
+        end_run(self.conn, "", ending("done", "completed", "a1", ended_at=1_003.0))
         self.accept("mine", boot_id="new")
         self.start("mine")
         self.say("a2", TextPart("going on"))
@@ -306,7 +306,7 @@ class TurnTests(RecoveryCase):
 
     def test_the_turn_of_an_earlier_run_is_not_taken_for_this_one(self) -> None:
         self.say("a1", TextPart("first"), FinishPart("end_turn", 9))
-        end_run(self.conn, "", RunEnding("r1", "completed", "a1", ended_at=1_003.0))
+        end_run(self.conn, "", ending("r1", "completed", "a1", ended_at=1_003.0))
         self.accept("r2")
         self.start("r2")
         self.recover()
@@ -317,7 +317,7 @@ class TurnTests(RecoveryCase):
         self.accept("r2")
         self.start("r2")
         self.say("a2", TextPart("second"), FinishPart("end_turn", 9))
-        end_run(self.conn, "", RunEnding("r2", "completed", "a2", ended_at=1_003.0))
+        end_run(self.conn, "", ending("r2", "completed", "a2", ended_at=1_003.0))
         self.recover()
         self.assertEqual(self.shape(), ["user:u-r1", "assistant", "user:u-r2", "assistant:a2"])
         self.check_run("r1", self.history()[1].id)
@@ -362,7 +362,7 @@ class RiderTests(RecoveryCase):
         self.accept("r2")
         self.start("r2", carrier="r1")
         self.say("a1", TextPart("done"), FinishPart("end_turn", 9))
-        end_run(self.conn, "", RunEnding("r1", "completed", "a1", ended_at=1_003.0))
+        end_run(self.conn, "", ending("r1", "completed", "a1", ended_at=1_003.0))
         self.recover()
         row = get_run(self.conn, "", "r2")
         self.assertEqual((row.outcome, row.message_id, row.error), ("completed", "a1", ""))

@@ -15,6 +15,7 @@ from crushlite.acp.editor import Editor
 from crushlite.client import Client
 from crushlite.clock import SystemClock
 from crushlite.errors import CrushliteError
+from crushlite.features import requests
 from crushlite.jsonrpc.errors import METHOD_NOT_FOUND, RpcError
 from crushlite.jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
 from crushlite.launch import Wanted
@@ -200,7 +201,7 @@ class ProcessCase(ShimCase):
     async def daemon_pid(self) -> int:
         """Raises CrushliteError if there is no daemon."""
         async with Client(self.address) as client:
-            return (await client.vitals()).pid
+            return (await requests.vitals(client)).pid
 
     async def kill_daemon(self) -> None:
         try:

@@ -26,6 +26,7 @@ from crushlite.protocol.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from crushlite.protocol.runs import RunInfo
 from crushlite.protocol.sessions import Session
 from crushlite.store import Store, Stores, connect
 from crushlite.store.sessions import insert_session, session_texts
@@ -264,3 +265,24 @@ class DyingOpener:
         if code not in (0, -signal.SIGKILL):
             raise AssertionError(f"the process that opens the store ended with {code}")
         return code != 0
+
+
+def ending(
+    run_id: str,
+    outcome: str = "completed",
+    message_id: str = "",
+    error: str = "",
+    denied: int = 0,
+    carrier: str = "",
+    ended_at: float = 0.0,
+) -> RunInfo:
+    """How a run has ended, for `end_run`."""
+    return RunInfo(
+        run_id,
+        outcome=outcome,
+        message_id=message_id,
+        error=error,
+        denied=denied,
+        folded_into=carrier,
+        ended_at=ended_at,
+    )

@@ -1,4 +1,4 @@
-"""The classes of the wire: those of the protocol, and those that only one wing has."""
+"""The classes of the wire: those of the protocol, and those that only wings have."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import dataclasses
 import importlib
 import pkgutil
 
+import crushlite.features
 import crushlite.protocol
 
-OF_WINGS = ("console.wire", "lsp.wire", "mcp.wire", "skills.wire")
+OF_WINGS = (
+    *("console.wire", "lsp.wire", "mcp.wire", "skills.wire"),
+    *(info.name for info in pkgutil.iter_modules(crushlite.features.__path__, "features.")),
+)
 
 
 def wire_class(name: str) -> type:

@@ -13,9 +13,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from crushlite.reports.watchdog import Watchdog
 from crushlite.store import stores as stores_module
 from crushlite.store.directory import DirectoryLock
-from crushlite.watchdog import Watchdog
 from tests.support.disk import WRITES, Disk
 
 if TYPE_CHECKING:

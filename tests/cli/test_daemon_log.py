@@ -6,7 +6,7 @@ import logging
 import sys
 import unittest
 
-from crushlite.logs import JSONFormatter, TextFormatter
+from crushlite.cli.daemon_log import JSONFormatter, TextFormatter
 
 HOSTILE = (
     "a\n2026-01-01 00:00:00,000 INFO    x: forged\r\x1b[2J\x9b31m\u202egnp\u2028\x00\ud800\x7f"

@@ -1,4 +1,4 @@
-"""Structured logging: text for people, or one JSON object per line for programs.
+"""What `crushlite serve` logs, and how: text for people, or one JSON object per line for programs.
 
 Code that logs never waits for the reader of the log: a full pipe or a stopped terminal at standard
 error would otherwise stop the event loop, and with it every client. Lines wait in a bounded queue
@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 from typing import TextIO
+
+from ..itself import PACKAGE
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
@@ -120,7 +122,7 @@ def configure(level: str, form: str, stream: TextIO | None = None) -> None:
     given. `level` is one of LEVELS, `form` one of FORMATS."""
     handler = QueuedHandler(stream or sys.stderr)
     handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
-    for name in (__package__, "asyncio"):
+    for name in (PACKAGE, "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())

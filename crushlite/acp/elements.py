@@ -1,20 +1,57 @@
-"""The elements of a long JSON array, one after the other, as its bytes come."""
+"""The messages of a session one by one, as the bytes of the answer come: for transcripts of any
+length."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
+import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from ..client.wire import ANSWER, readable
 from ..errors import CrushliteError
+from ..protocol.codec import decode
+from ..protocol.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
+    from ..client import RemoteWorkspace
+
+_AHEAD = 64 << 20  # bytes of a long answer
 ELEMENT_CHARS = 64 << 20  # the longest element
 _ATTEMPT = 64 * 1024  # characters that must have come before an element is tried again
 _BETWEEN = re.compile(r"[\s,\[]*")
+
+
+async def each_message(
+    workspace: RemoteWorkspace, session_id: str
+) -> AsyncGenerator[Message, None]:
+    """The messages of a session. At most _AHEAD bytes are read before they are needed: the daemon
+    cuts off a client that takes nothing for long."""
+    target = workspace.at("sessions", session_id, "messages")
+    elements = ElementReader()
+    ahead: list[bytes] = []
+    size = 0
+    opened = workspace.wire.pieces("GET", target, seconds=ANSWER)
+    async with contextlib.aclosing(opened) as pieces:
+        async for piece in pieces:
+            ahead.append(piece)
+            size += len(piece)
+            if size >= _AHEAD:
+                for each in ahead:
+                    for item in elements.feed(each):
+                        yield _message(item, target)
+                ahead, size = [], 0
+    for item in itertools.chain(*map(elements.feed, ahead), elements.end()):
+        yield _message(item, target)
+
+
+def _message(item: object, target: str) -> Message:
+    with readable("GET", target):
+        return decode(Message, item)
 
 
 class ElementReader:

@@ -6,8 +6,8 @@ import json
 import unittest
 from unittest import mock
 
-from crushlite.client import elements
-from crushlite.client.elements import ElementReader
+from crushlite.acp import elements
+from crushlite.acp.elements import ElementReader
 from crushlite.errors import CrushliteError
 
 VALUES = [{"text": 'a "quote", [x] {y} \\ é €'}, {}, {"n": [1, {"m": None}]}, {"text": "x" * 50}]

@@ -10,7 +10,7 @@ import threading
 import time
 import unittest.mock
 
-from crushlite.watchdog import Watchdog
+from crushlite.reports.watchdog import Watchdog
 from tests.support.basics import LIMIT, BoundedTestCase
 
 
@@ -33,7 +33,7 @@ class LagTests(BoundedTestCase):
 
     async def test_a_blocked_loop_is_late_is_named_once_and_was_late(self) -> None:
         self.watchdog.start()
-        with self.assertLogs("crushlite.watchdog", "WARNING") as logs:
+        with self.assertLogs("crushlite.reports.watchdog", "WARNING") as logs:
             deadline = time.monotonic() + LIMIT / 2
             while not self.watchdog.stalls and time.monotonic() < deadline:
                 pass  # this is what it is about
@@ -55,7 +55,7 @@ class LagTests(BoundedTestCase):
 
         looks = unittest.mock.Mock(wait=unittest.mock.Mock(side_effect=[False, True]))
         with (
-            unittest.mock.patch("crushlite.watchdog.time", monotonic=monotonic),
+            unittest.mock.patch("crushlite.reports.watchdog.time", monotonic=monotonic),
             unittest.mock.patch.object(watchdog, "_stop", looks),
         ):
             watchdog._watch()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from ..protocol.codec import omitted
 from ..records import dataclass
-from .codec import omitted
 
 
 @dataclass(slots=True)

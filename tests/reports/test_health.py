@@ -9,8 +9,9 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.api import system
 from crushlite.clock import SystemClock
+from crushlite.reports import health as reported
+from crushlite.reports.wing import ReportsWing
 from crushlite.testing import LocalDaemon, Stores
 from crushlite.testing.fake_clock import FakeClock
 from crushlite.version import __version__
@@ -31,7 +32,7 @@ class HealthTests(BoundedTestCase):
         super().setUp()
         # A busy machine may be slower than these limits.
         for name in ("STORE_SECONDS", "LAG_SECONDS"):
-            self.enterContext(unittest.mock.patch.object(system, name, 60.0))
+            self.enterContext(unittest.mock.patch.object(reported, name, 60.0))
 
     async def start(self, **options: Any) -> None:
         self.daemon = await self.enterAsyncContext(LocalDaemon(**options))
@@ -107,7 +108,7 @@ class HealthTests(BoundedTestCase):
         store = await stores.open(Path(anna.workspace["data_dir"]))
         held = store.submit(lambda _: wait_for(gate))
         self.assertIsNone(await self.health(""))
-        with unittest.mock.patch.object(system, "STORE_SECONDS", 1.0):
+        with unittest.mock.patch.object(reported, "STORE_SECONDS", 1.0):
             health = await self.health()
         self.assertEqual(health["store"], {anna.workspace["data_dir"]: "no answer within 1 s"})
         self.assertEqual(list(self.failing(health)), ["store"])
@@ -123,12 +124,12 @@ class HealthTests(BoundedTestCase):
 
     async def test_a_late_loop_and_too_many_files_are_reported(self) -> None:
         await self.start()
-        watchdog = self.daemon.daemon.watchdog
+        (wing,) = (w for w in self.daemon.daemon.wings if isinstance(w, ReportsWing))
         used = len(os.listdir("/proc/self/fd")) - 1
         limits: Callable[[int], tuple[int, int]] = lambda _: (used + 2, used + 2)  # noqa: E731
         with unittest.mock.patch("resource.getrlimit", limits):
             self.assertIn(f"of {used + 2}", self.failing(await self.health())["open_files"])
-        with unittest.mock.patch.object(type(watchdog), "lag", 60.5):
+        with unittest.mock.patch.object(type(wing.vitals.loop), "lag", 60.5):
             health = await self.health()
         self.assertEqual(health["loop_lag_seconds"], 60.5)
         self.assertEqual(self.failing(health), {"event_loop": "late by 60.5 s"})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..protocol.codec import omitted
 from ..records import dataclass
-from .codec import omitted
 
 
 @dataclass(slots=True)

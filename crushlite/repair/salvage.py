@@ -1,6 +1,6 @@
 """Save what can still be read of a damaged database into a new one.
 
-    python -P -m crushlite.store.salvage crushlite.db crushlite.db.recovered
+    python -P -m crushlite.repair.salvage crushlite.db crushlite.db.recovered
 
 A copy of the damaged file is read, log included, table by table and not through any index. What
 others have declared in it is not run: only plain columns of plain tables are read. A table is read
@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sqlite3
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptDatabase
-from .connection import configure, connect, transaction
-from .declarations import declared
-from .directory import create_database_file
-from .messages import MESSAGE_COLUMNS, message_from_row
-from .migrations import migrate
+from ..store.connection import configure, connect, transaction
+from ..store.declarations import declared
+from ..store.directory import create_database_file
+from ..store.messages import MESSAGE_COLUMNS, message_from_row
+from ..store.migrations import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ..store import Connection
 
 # Sessions first: the others hang on them. Agents make their notes anew.
 _TABLES = ("sessions", "messages", "runs", "files", "reads", "gaps")
@@ -59,7 +60,7 @@ Row = tuple[Any, ...]
 def salvage(damaged: Path, target: Path) -> dict[str, tuple[int, int]]:
     """Make `target`, unless there is nothing to save. Returns per table how many rows were saved,
     and how many of those that were found could not be used. Raises FileExistsError if `target`
-    exists, and sqlite3.Error or OSError if the copy cannot be made or opened."""
+    exists, and others if the copy cannot be made or opened."""
     if target.exists():
         raise FileExistsError(f"{target} exists already; move it away first")
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -101,12 +102,12 @@ def _pad(copy: Path) -> None:
             file.truncate(size)
 
 
-def _plain_tables(old: sqlite3.Connection) -> set[str]:
+def _plain_tables(old: Connection) -> set[str]:
     """The tables that are neither views nor virtual. None if the declarations cannot be read: no
     other statement can be run then."""
     try:
         found = declared(old)
-    except (CorruptDatabase, sqlite3.DatabaseError, UnicodeDecodeError):
+    except (CorruptDatabase, old.DatabaseError, UnicodeDecodeError):
         return set()
     return {
         name
@@ -115,7 +116,7 @@ def _plain_tables(old: sqlite3.Connection) -> set[str]:
     }
 
 
-def _transfer(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> tuple[int, int]:
+def _transfer(old: Connection, new: Connection, table: str) -> tuple[int, int]:
     """Copy a table; return how many rows were saved, and how many could not be used."""
     kinds = {name: kind for _, name, kind, *_ in new.execute(f"PRAGMA table_info({table})")}
     # A generated column is hidden: reading it would run its expression.
@@ -144,7 +145,7 @@ def _usable(table: str, values: dict[str, Any], kinds: dict[str, str]) -> bool:
     return all(v is None or isinstance(v, _TYPES[kinds[name]]) for name, v in values.items())
 
 
-def _rows(conn: sqlite3.Connection, table: str, names: str) -> Iterator[Row]:
+def _rows(conn: Connection, table: str, names: str) -> Iterator[Row]:
     """Every row that can be read, in the order of the table as far as the damage allows."""
     select = f"SELECT rowid, {names} FROM {table} NOT INDEXED"
     first = 0  # of the rows that were read from the start, the last
@@ -160,10 +161,10 @@ def _rows(conn: sqlite3.Connection, table: str, names: str) -> Iterator[Row]:
         yield tuple(row)
 
 
-def _until_damage(conn: sqlite3.Connection, query: str, *values: object) -> Iterator[Row]:
+def _until_damage(conn: Connection, query: str, *values: object) -> Iterator[Row]:
     try:
         yield from conn.execute(query, values)
-    except (sqlite3.DatabaseError, UnicodeDecodeError):
+    except (conn.DatabaseError, UnicodeDecodeError):
         pass  # nothing more can be read this way
 
 
@@ -174,7 +175,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         counts = salvage(options.damaged.resolve(), options.target.resolve())
-    except (OSError, sqlite3.Error) as error:
+    except Exception as error:  # noqa: BLE001 - SQLite's own, or of the system
         sys.stderr.write(f"nothing was saved: {error}\n")
         return 1
     for table, (saved, lost) in counts.items():

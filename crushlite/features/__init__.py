@@ -1,0 +1,8 @@
+"""What only wings answer: its JSON as dataclasses, one module per noun as in `protocol`, and the
+requests of a client for it as plain functions (`requests`).
+
+    async with open_workspace("/path/to/project") as workspace:
+        await requests.undo(workspace, run_id)
+
+A daemon without the wing refuses such a request with NotFound.
+"""
