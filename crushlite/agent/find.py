@@ -8,8 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .base import Agent, agent_factory
-from .offline import OfflineAgent
+from .factory import agent_factory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..clock import Clock
     from ..wing import Wing
-    from .base import AgentFactory
+    from .base import Agent, AgentFactory
 
 
 def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
@@ -29,6 +28,8 @@ def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
         if found is not None:
             return found
     if name == "auto":
+        from .offline import OfflineAgent
+
         return agent_factory(OfflineAgent(why="this installation has no agent that uses a model"))
     if name == "offline":
         return _offline
@@ -48,6 +49,9 @@ def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
 def _offline(path: Path, env: Mapping[str, str], config: Any) -> Agent:
     """The offline agent, which says so if a model is configured that would answer instead. It
     follows no changes of the configuration: else prompts could choose models that do not answer."""
+    from .base import Agent
+    from .offline import OfflineAgent
+
     large = getattr(config, "large", None)
     name = f"{large.provider.id}/{large.model.id}" if large is not None else ""
     return Agent(OfflineAgent(instead_of=name))

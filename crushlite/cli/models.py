@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..agent.base import FollowsConfig
+from ..agent.factory import FollowsConfig
 from ..agent.find import find_agent
 from ..clock import SystemClock
 from ..errors import UsageError

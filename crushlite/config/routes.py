@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..api.agent import own_small_model, required_provider
+from ..api.agent import PROVIDER, own_small_model, required_provider
 from ..api.context import EMPTY, answer, body
+from ..api.entry import Entry, Param, W
 from ..api.features import chosen_is_own
-from ..protocol.config import CompactMode, ModelChoice, ProviderKey, RemoveValue, SetValue
+from ..protocol.config import (
+    CompactMode,
+    ModelChoice,
+    ProviderKey,
+    RemoveValue,
+    SelectedModel,
+    SetValue,
+)
 
 if TYPE_CHECKING:
     from ..api.context import Context
     from ..http.messages import Request, Response
     from .part import ConfigPart
+
+CONFIG = W + "/config"
+EVERYWHERE = Param("everywhere", "`true`: wait until all model servers were asked for a list.")
 
 
 def _part(context: Context, request: Request) -> ConfigPart:
@@ -68,3 +79,20 @@ async def default_small_model(context: Context, request: Request) -> Response:
     part, provider = _part(context, request), required_provider(request)
     small = part.profile.config.small_of(provider)
     return answer(small or own_small_model(context.workspace(request), provider))
+
+
+ROUTES = (
+    Entry("POST", CONFIG + "/set", set_value, takes=SetValue),
+    Entry("POST", CONFIG + "/remove", remove_value, takes=RemoveValue),
+    Entry("POST", CONFIG + "/model", choose_model, takes=ModelChoice),
+    Entry("POST", CONFIG + "/compact", set_compact, takes=CompactMode),
+    Entry("POST", CONFIG + "/provider-key", set_key, takes=ProviderKey),
+    Entry("POST", W + "/agent/update", update_agent, params=(EVERYWHERE,)),
+    Entry(
+        "GET",
+        W + "/agent/default-small-model",
+        default_small_model,
+        gives=SelectedModel,
+        params=(PROVIDER,),
+    ),
+)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..api.context import EMPTY, answer, body
+from ..api.entry import Entry, W
 from ..api.sessions import NEVER
 from ..errors import BadRequest, NotFound
-from ..protocol.features import GetPrompt, McpState, NamedServer, WantServers
+from ..protocol.features import GetPrompt, McpState, NamedServer, UsedServers, WantServers
 from .errors import ServerError
 from .wire import McpPrompt, McpPromptArgument
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from ..http.messages import Request, Response, Stream
     from .part import McpPart
     from .server import Server
+
+MCP = W + "/mcp"
 
 
 def _part(context: Context, request: Request) -> McpPart | None:
@@ -136,3 +139,33 @@ async def _refresh(context: Context, request: Request, what: str) -> Response:
         except ServerError as error:
             raise BadRequest(f"the tool server {server.name}: {error.message}") from None
     return EMPTY
+
+
+ROUTES = (
+    Entry("GET", MCP + "/states", states, gives=dict[str, McpState]),
+    Entry(
+        "POST",
+        MCP + "/servers",
+        want_servers,
+        takes=WantServers,
+        gives=UsedServers,
+    ),
+    Entry("GET", MCP + "/prompts", prompts, gives=list[McpPrompt]),
+    Entry(
+        "POST",
+        MCP + "/get-prompt",
+        get_prompt,
+        takes=GetPrompt,
+        gives=dict[str, str],
+    ),
+    Entry(
+        "POST",
+        MCP + "/read-resource",
+        read_resource,
+        takes=NamedServer,
+        gives=list[dict[str, str]],
+    ),
+    Entry("POST", MCP + "/refresh-tools", refresh_tools, takes=NamedServer),
+    Entry("POST", MCP + "/refresh-prompts", refresh_prompts, takes=NamedServer),
+    Entry("POST", MCP + "/refresh-resources", refresh_resources, takes=NamedServer),
+)

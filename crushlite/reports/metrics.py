@@ -19,7 +19,7 @@ from ..version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..api.context import Vitals
+    from ..api.vitals import Vitals
     from ..hosting.backend import Backend
 
 CLASSES = (2, 3, 4, 5)  # of statuses: listed from the start, so that a rate sees the first one

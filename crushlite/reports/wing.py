@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..api.context import answer
-from ..api.entry import Entry
 from ..http.messages import Response
 from ..wing import Wing
 
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..api.context import Context
+    from ..api.entry import Entry
     from ..http.messages import Request
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
@@ -27,6 +26,8 @@ class ReportsWing(Wing):
         self._description: Response | None = None  # the routes of a daemon never change
 
     def routes(self) -> Sequence[Entry]:
+        from ..api.entry import Entry
+
         return (
             Entry("GET", "/v1/openapi.json", self.openapi, gives=dict[str, Any]),
             Entry("GET", "/v1/metrics", self.metrics, gives=str, media=TEXT_FORMAT),
@@ -34,6 +35,7 @@ class ReportsWing(Wing):
 
     async def openapi(self, context: Context, request: Request) -> Response:
         if self._description is None:
+            from ..api.context import answer
             from .openapi import document
 
             self._description = answer(document(context.table))

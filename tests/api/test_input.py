@@ -20,7 +20,7 @@ from unittest import mock
 
 from crushlite.agent.scripted import ScriptedAgent
 from crushlite.api import context, routes
-from crushlite.console.wing import PUBLIC_BODY
+from crushlite.console.routes import PUBLIC_BODY
 from crushlite.console.wire import WebCode, WebHello, WebProof
 from crushlite.lsp.wire import StartLSP
 from crushlite.protocol.agents import SessionAgent
