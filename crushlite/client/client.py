@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import SystemClock, all_done
 from ..errors import NotFound
-from ..protocol.health import Health
-from ..protocol.web import WebAddress, WebRequest
 from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
 from ..unique import new_id
 from .following import RunStream
@@ -19,7 +17,9 @@ from .wire import Wire, route
 
 if TYPE_CHECKING:
     from ..clock import Clock
+    from ..protocol.health import Health
     from ..protocol.runs import RunComplete
+    from ..protocol.web import WebAddress
 
 CREATE_SECONDS = 5.0  # how long `retire` waits for a create that is on its way
 
@@ -125,6 +125,8 @@ class Client:
         """A code that opens the web console of a directory once. The daemon listens on loopback
         from then on, at this port unless it is 0; browsers may call it `allow_host` (NAME:PORT),
         where a tunnel leads there."""
+        from ..protocol.web import WebAddress, WebRequest
+
         wanted = WebRequest(port, path, allow_host)
         return await self.wire.ask(WebAddress, "POST", route("web"), wanted)
 
@@ -134,6 +136,8 @@ class Client:
 
     async def vitals(self) -> Health:
         """The daemon's own figures: load, workspaces, clients, and what its checks found."""
+        from ..protocol.health import Health
+
         return await self.wire.ask(Health, "GET", route("health", verbose=1))
 
     async def version(self) -> VersionInfo:

@@ -10,8 +10,6 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, NoAgent
-from ..protocol.agents import OfferedAgent, SessionAgent
-from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
 from ..protocol.codec import decode, loads
 from ..protocol.config import (
     AgentInfo,
@@ -49,6 +47,8 @@ from .wire import route
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
+    from ..protocol.agents import OfferedAgent
+    from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer
     from ..protocol.workspaces import CreateWorkspace
     from .wire import Wire
 
@@ -130,10 +130,14 @@ class WorkspaceRequests:
 
     async def offered_agents(self) -> list[OfferedAgent]:
         """Those that can be chosen for a session by name."""
+        from ..protocol.agents import OfferedAgent
+
         return await self.wire.ask_all(OfferedAgent, self.at("agents"))
 
     async def session_agent(self, session_id: str) -> str:
         """Which of them answers in a session; empty: the agent of the workspace."""
+        from ..protocol.agents import SessionAgent
+
         target = self.at("sessions", session_id, "agent")
         return (await self.wire.ask(SessionAgent, "GET", target)).agent
 
@@ -141,6 +145,8 @@ class WorkspaceRequests:
         """Let an agent answer the runs of a session that start from now on: one of those names, or
         `acp:COMMAND ARGS`; `default` is the agent of the workspace. Raises BadRequest if there is
         no such agent, NotFound if the daemon cannot do that."""
+        from ..protocol.agents import SessionAgent
+
         target = self.at("sessions", session_id, "agent")
         await self.wire.ask(SessionAgent, "PUT", target, SessionAgent(name))
 
@@ -271,10 +277,14 @@ class WorkspaceRequests:
 
     async def changed_runs(self) -> list[ChangedRun]:
         """The runs that changed files, and the undos of such runs; the latest is last."""
+        from ..protocol.changes import ChangedRun
+
         return await self.wire.ask_all(ChangedRun, self.at("changes"))
 
     async def run_changes(self, run_id: str) -> RunChanges:
         """The changes of a run to files, each with the reason if it cannot be undone."""
+        from ..protocol.changes import RunChanges
+
         return await self.wire.ask(RunChanges, "GET", self.at("runs", run_id, "changes"))
 
     async def undo(
@@ -282,6 +292,8 @@ class WorkspaceRequests:
     ) -> UndoAnswer:
         """Put back the files that a run changed. Raises Conflict if one cannot be put back, unless
         `partial`. `dry_run` changes nothing and returns what would be done."""
+        from ..protocol.changes import UndoAnswer, UndoRequest
+
         target = self.at("runs", run_id, "undo")
         request = UndoRequest(dry_run, partial)
         return await self.wire.ask(UndoAnswer, "POST", target, request, wait=LONG)
