@@ -1,7 +1,5 @@
 """`python -m crushlite` is the `crushlite` command."""
 
-import sys
+from .cli import process
 
-from .cli import main
-
-sys.exit(main())
+process()

@@ -17,28 +17,27 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .agent.base import agent_factory
+from .agent.factory import agent_factory
 from .api.auth import Guard, WrongKeys
-from .api.context import Context, translate
-from .api.routes import build_router, whole_table
+from .api.front import build_router, translate
 from .bounded_exit import BoundedExit
 from .clock import SystemClock, wait_at_most
 from .errors import IllegalCall, ShuttingDown, UsageError
 from .hosting.backend import Backend
-from .hosting.plain import PlainSetup
 from .http.limits import Limits
 from .http.server import HTTPServer
 from .listen import (
     Address,
     Listener,
     TokenFile,
+    default_path,
     default_socket,
     directory_lock,
     left_behind_ports,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from .agent.base import AgentFactory
     from .clock import Clock
     from .store import Store, Stores
-    from .wing import Wing
+    from .wing import Setup, Wing
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ class Daemon:
         factory = agents or agent_factory(agent)
         setups = (wing.setup(factory, self.settings) for wing in self.wings)
         self.backend = Backend(
-            setup=next(filter(None, setups), None) or PlainSetup(factory),
+            setup=next(filter(None, setups), None) or _plain_setup(factory),
             clock=self.clock,
             settings=self.settings,
             stores=lambda: self._stores,
@@ -124,11 +123,9 @@ class Daemon:
         )
         for wing in self.wings:
             wing.use_ports(self, self.clock)
-        table = whole_table(self.wings)
         self._guard = Guard(frozenset(allow_hosts), WrongKeys(self.clock))
-        context = Context(self.backend, table, lambda: self.server.statistics)
         self.server = HTTPServer(
-            build_router(context, self._guard),
+            build_router(self.backend, lambda: self.server.statistics, self.wings, self._guard),
             clock=self.clock,
             limits=Limits.for_open_files(_allowed_files()),
             translate=translate,
@@ -218,10 +215,12 @@ class Daemon:
         async with self._starting:
             try:
                 if self.settings.data_dir:
+                    from pathlib import Path
+
                     self._shared_store = await self._stores.open(Path(self.settings.data_dir))
                 if self._stopping is not None:
                     raise ShuttingDown("this daemon was stopped while it started")
-                for address in self._hosts or [Address(path=str(default_socket()))]:
+                for address in self._hosts or [Address(path=default_path())]:
                     self._bound(self._listen(address))
                 for listener in self._listeners:
                     await self.server.listen(listener.sock)
@@ -299,12 +298,13 @@ class Daemon:
         self._guard.allowed_hosts = allowed
 
     def _listen(self, address: Address) -> Listener:
-        default = default_socket()
-        if address.path == str(default) or (address.host and self._auth == "token"):
-            private_directory(default.parent)
+        default = default_path()
+        folder = os.path.dirname(default)
+        if address.path == default or (address.host and self._auth == "token"):
+            private_directory(folder)
         if address.path or self._auth == "none":
             return listen(address)
-        with directory_lock(default.parent):
+        with directory_lock(folder):
             return listen(address, self._write_token)
 
     def _bound(self, listener: Listener) -> None:
@@ -340,6 +340,12 @@ class Daemon:
     def _signaled(self, number: int) -> None:
         log.info("received %s", signal.Signals(number).name)
         self.backend.leaving.set()
+
+
+def _plain_setup(factory: AgentFactory) -> Setup:
+    from .hosting.plain import PlainSetup
+
+    return PlainSetup(factory)
 
 
 def _write_addresses(daemon: Daemon) -> None:

@@ -40,7 +40,7 @@ from .errors import (
     WrongPeer,
 )
 from .itself import python_command, python_path
-from .listen import default_socket, parse_address, private_directory
+from .listen import default_path, default_socket, parse_address, private_directory
 from .records import dataclass
 from .version import WIRE_VERSION
 
@@ -140,7 +140,7 @@ def ready_seconds() -> float:
 
 
 def default_address() -> str:
-    return f"unix://{default_socket()}"
+    return f"unix://{default_path()}"
 
 
 async def ensure_daemon(wanted: Wanted) -> str:

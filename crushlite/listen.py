@@ -14,7 +14,6 @@ import re
 import socket
 import stat
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import UsageError
@@ -24,6 +23,7 @@ from .version import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 PATH_LIMIT = 104  # bytes: what sockaddr_un takes on every platform we know
 PROBE_SECONDS = 0.2  # for a living daemon to accept a connection
@@ -77,15 +77,22 @@ def parse_address(url: str) -> Address:
 
 
 def default_socket(env: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+    """As `default_path`, where a Path is wanted."""
+    from pathlib import Path  # only here: 4 ms, which a daemon and a client would wait for
+
+    return Path(default_path(env, uid))
+
+
+def default_path(env: Mapping[str, str] = os.environ, uid: int | None = None) -> str:
     """The socket of a user's daemon. Named after the package, so that neither a Crush server nor a
     tool that vendors this package listens on the same path."""
     owner = os.getuid() if uid is None else uid
-    path = Path(_absolute(env, "TMPDIR") or "/tmp") / f"{NAME}-{owner}" / f"{NAME}.sock"
+    folder = os.path.join(_absolute(env, "TMPDIR") or "/tmp", f"{NAME}-{owner}")
     if runtime := _absolute(env, "XDG_RUNTIME_DIR"):
-        path = Path(runtime) / NAME / f"{NAME}.sock"
-    if len(os.fsencode(path)) > PATH_LIMIT:
-        path = Path("/tmp") / f"{NAME}-{owner}" / path.name
-    return path
+        folder = os.path.join(runtime, NAME)
+    if len(os.fsencode(f"{folder}/{NAME}.sock")) > PATH_LIMIT:
+        folder = f"/tmp/{NAME}-{owner}"
+    return f"{folder}/{NAME}.sock"
 
 
 def _absolute(env: Mapping[str, str], name: str) -> str:
@@ -95,11 +102,11 @@ def _absolute(env: Mapping[str, str], name: str) -> str:
     return value if value.startswith("/") else ""
 
 
-def private_directory(path: Path) -> None:
+def private_directory(path: str | Path) -> None:
     """Create a directory that only its owner can enter. Raises UsageError if there is one already
     that other users own or can enter: they could put a socket or a token of theirs into it."""
     try:
-        path.mkdir(mode=0o700, parents=True)
+        os.makedirs(path, mode=0o700)
     except FileExistsError:
         pass  # checked below
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -40,6 +39,8 @@ class AgentCommand:
     def digest(self) -> str:
         """A hash of the line, by which a session knows the command again. It is kept in the
         project's database, where the line must not be: keys may be among the arguments."""
+        import hashlib  # only with a session that has such an agent
+
         return hashlib.sha256(self.line.encode("utf-8", "surrogateescape")).hexdigest()
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:

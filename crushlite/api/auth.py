@@ -9,8 +9,6 @@ a private file of the user posts to open the console: its Origin is "null".
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 import re
 from typing import TYPE_CHECKING
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 OWN_SITES = frozenset({"same-origin", "none"})  # the daemon's own page; an address that was typed
 
-_BEARER = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+([!-~]+)", re.IGNORECASE)
+_BEARER = rb"\r\nauthorization:[ \t]*bearer[ \t]+([!-~]+)"
 
 WRONG_KEYS = 100  # that may be shown at once at a port: more than any script does by mistake
 WRONG_KEYS_AGAIN = 1.0  # seconds until one more may be shown
@@ -78,10 +76,8 @@ class Guard:
         wanted = self.tokens.get(port, b"")
         if wanted is None:
             return True
-        found = _BEARER.search(first)
-        return found is not None and hmac.compare_digest(
-            _digest(found[1].decode("latin-1")), wanted
-        )
+        found = re.search(_BEARER, first, re.IGNORECASE)
+        return found is not None and _is_same(found[1].decode("latin-1"), wanted)
 
     def _check_host(self, head: RequestHead) -> None:
         host = head.headers.get("Host")
@@ -117,8 +113,7 @@ class Guard:
         given = head.headers.get_all("Authorization")
         # Of two headers a proxy in front of the daemon might check one and the daemon the other.
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        # Digests, so that the comparison takes the same time for tokens of any length.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(token.strip()), wanted):
+        if scheme.lower() != "bearer" or not _is_same(token.strip(), wanted):
             if given:
                 self._wrong.count(head.peer)
             raise HTTPError(
@@ -148,5 +143,15 @@ def _posts_form(head: RequestHead) -> bool:
     )
 
 
+def _is_same(token: str, wanted: bytes) -> bool:
+    """Whether a token has this digest. Digests, so that the comparison takes the same time for
+    tokens of any length."""
+    from hmac import compare_digest  # only for TCP: see `_digest`
+
+    return compare_digest(_digest(token), wanted)
+
+
 def _digest(token: str) -> bytes:
+    import hashlib  # 2 ms that a daemon on a unix socket need not wait for
+
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

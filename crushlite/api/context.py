@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import BadRequest, CrushliteError
-from ..http.messages import HTTPError, Response
+from ..errors import BadRequest
+from ..http.messages import Response
 from ..protocol.codec import decode, dumps, encode, loads
 from ..protocol.config import AgentInfo
 from ..records import dataclass
@@ -25,7 +25,6 @@ T = TypeVar("T")
 EMPTY = Response(200)
 MAX_WAIT = 600.0  # seconds a request may wait for a run
 ONE_PIECE = 256 * 1024  # bytes of an answer that are written at once
-MAX_MESSAGE = 1000  # characters of a refusal: some quote what was sent, which may be a megabyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +122,3 @@ def seconds(request: Request, name: str = "wait") -> float:
     if not 0 <= value < math.inf:
         raise BadRequest(f"{name} must be a number of seconds from 0 to {MAX_WAIT:.0f}")
     return min(value, MAX_WAIT)
-
-
-def translate(error: Exception) -> HTTPError | None:
-    """The answer to an error that was raised on purpose; None for any other error."""
-    if not isinstance(error, CrushliteError):
-        return None
-    headers = (("Retry-After", "1"),) if error.status == 503 else ()
-    message = error.message
-    if len(message) > MAX_MESSAGE:
-        message = message[:MAX_MESSAGE] + "..."
-    return HTTPError(error.status, error.code, message, headers)

@@ -9,7 +9,7 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..http.router import Route, Router
+from ..http.router import Route
 from ..protocol.codec import LARGE, without_none
 from ..protocol.config import AgentInfo, AgentInit, ModelChoice, SelectedModel
 from ..protocol.events import Envelope
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from ..http.messages import Request, Response, Stream
     from ..http.router import Handler
     from ..wing import Wing
-    from .auth import Guard
     from .context import Context
 
 # A row says the method, the pattern, the function, and then what it takes and what it gives.
@@ -207,11 +206,12 @@ def _handler(context: Context, entry: Entry, threads: DaemonThreads) -> Handler:
     return lambda request: (read_first if len(request.body) > LARGE else function)(request)
 
 
-def build_router(context: Context, guard: Guard) -> Router:
+def routes_of(context: Context) -> list[Route]:
+    """The routes of the context's table, for a router."""
     threads = DaemonThreads(BODIES_AT_ONCE, "body")
     routes = []
     for row in context.table:
         handler = _handler(context, row, threads)
         flags = (row.urgent, row.public, row.from_file)
         routes.append(Route(row.method, row.pattern, handler, row.body_limit, *flags))
-    return Router(routes, guard=guard)
+    return routes

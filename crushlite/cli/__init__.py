@@ -8,9 +8,11 @@ imported: a client must not pay for the server.
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
 import importlib
 import io
+import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,7 +26,7 @@ from .text import discard_stdout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COMMANDS", "CommandRow", "main"]
+__all__ = ["COMMANDS", "CommandRow", "main", "process"]
 
 CANCELED = 130  # what a shell reports for a program that was interrupted
 BROKEN_PIPE = 141  # and for one that died of SIGPIPE
@@ -84,6 +86,22 @@ Exit codes: 0 ok, 1 failure, 2 usage or refused bind, 3 wrong peer, 4 corrupt da
 5 newer schema, 6 data directory in use, 7 something was denied, 8 a limit was reached,
 9 no model, 130 interrupted.
 """
+
+
+def process() -> NoReturn:
+    """The whole life of a process that is this command: carry out its command line, and exit.
+
+    What was registered for the exit is done, and what was written is flushed. But the interpreter
+    is not taken apart: the system takes the memory back at once, and does not need 8 to 25 ms."""
+    code = main()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # None if we were started with it closed
+                stream.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # the interpreter tries again, and says what it thinks of it
+    atexit._run_exitfuncs()
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

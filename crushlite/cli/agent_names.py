@@ -7,16 +7,15 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ..agent.base import Agent, agent_factory
+from ..agent.factory import agent_factory
 from ..errors import UsageError
-from ..offline.agent import OfflineAgent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import Any
 
-    from ..agent.base import AgentFactory
+    from ..agent.base import Agent, AgentFactory
     from ..clock import Clock
     from ..wing import Wing
 
@@ -29,6 +28,8 @@ def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
         if found is not None:
             return found
     if name == "auto":
+        from ..offline.agent import OfflineAgent
+
         return agent_factory(OfflineAgent(why="this installation has no agent that uses a model"))
     if name == "offline":
         return _offline
@@ -48,6 +49,9 @@ def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
 def _offline(path: Path, env: Mapping[str, str], config: Any) -> Agent:
     """The offline agent, which says so if a model is configured that would answer instead. It
     follows no changes of the configuration: else prompts could choose models that do not answer."""
+    from ..agent.base import Agent
+    from ..offline.agent import OfflineAgent
+
     large = getattr(config, "large", None)
     name = f"{large.provider.id}/{large.model.id}" if large is not None else ""
     return Agent(OfflineAgent(instead_of=name))

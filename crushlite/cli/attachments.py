@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
@@ -12,6 +11,7 @@ from ..protocol.messages import Attachment, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 PROMPT_BYTES = 32 << 20  # that a daemon accepts in a request with a prompt
 IDS = 1024  # bytes: room for the other fields of the request
@@ -20,6 +20,10 @@ MIB = 1 << 20
 
 def read_attachments(names: Sequence[str]) -> list[Attachment]:
     """Read files. Raises UsageError for one that cannot be read or is too large."""
+    if not names:
+        return []
+    from pathlib import Path  # only here: most prompts come without files
+
     return [_read(Path(name)) for name in names]
 
 

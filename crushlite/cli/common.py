@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..client import Client
@@ -24,6 +23,7 @@ from .text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
+    from pathlib import Path
 
     from ..client import RemoteWorkspace
     from ..protocol.sessions import Session
@@ -185,8 +185,8 @@ def _directory(options: argparse.Namespace) -> str:
 
 
 def _token(options: argparse.Namespace) -> str:
-    path = Path(options.token_file) if options.token_file else None
-    if path is None and (options.host or "").startswith("tcp://"):
+    path: str | Path = options.token_file or ""
+    if not path and (options.host or "").startswith("tcp://"):
         if token := os.environ.get("CRUSHLITE_TOKEN", ""):
             return token.strip()
         # Addresses that cannot be parsed are reported by the connection. Our own token is used for
@@ -194,9 +194,12 @@ def _token(options: argparse.Namespace) -> str:
         with contextlib.suppress(UsageError):
             port = parse_address(options.host).port
             own = default_socket().parent / f"tcp-{port}.token"
-            path = own if own.exists() else None
+            path = own if own.exists() else ""
+    if not path:
+        return ""
     try:
-        return path.read_text("utf-8").strip() if path is not None else ""
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the token in {path}: {error}") from None
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WIDEST = 100
 NARROW = 50  # columns: below that there is no room for explanations beside the options
-_COMMENTED = re.compile(r"( +)(.*?) +# (.*)")
+_COMMENTED = r"( +)(.*?) +# (.*)"
 
 
 def columns() -> int:
@@ -58,9 +58,9 @@ def _wrap(text: str, room: int, first: str = "", later: str = "") -> list[str]:
 
 def _examples(lines: list[str], room: int) -> Iterator[str]:
     """All comments are beside their commands or, if one has no room there, all above them."""
-    narrow = any(len(line) > room and _COMMENTED.fullmatch(line) for line in lines)
+    narrow = any(len(line) > room and re.fullmatch(_COMMENTED, line) for line in lines)
     for line in lines:
-        if match := _COMMENTED.fullmatch(line) if narrow else None:
+        if match := re.fullmatch(_COMMENTED, line) if narrow else None:
             indent, command, comment = match.groups()
             yield from _wrap(comment, room, f"{indent}# ", f"{indent}# ")
             line = f"{indent}{command}"

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..agent.base import FollowsConfig
+from ..agent.factory import FollowsConfig
 from ..clock import SystemClock
 from ..errors import UsageError
 from ..protocol.codec import omitted

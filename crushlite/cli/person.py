@@ -14,7 +14,6 @@ from ..errors import CrushliteError, UsageError
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
 from .answers import ANSWERS
-from .chat_dialogs import QuestionDialog
 from .common import say
 from .render import chosen_option, grant_words, option_lines, request_lines
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..client import RemoteWorkspace
     from ..protocol.permissions import Resolution
+    from .chat_dialogs import QuestionDialog
     from .progress import Progress
 
 KEYS = {"allow_session": "a", "allow_rule": "r", "allow_always": "k"}
@@ -124,6 +124,8 @@ class TerminalAnswers:
                 self._late_until = time.monotonic() + LATE_SECONDS
             self._ask()
         elif isinstance(payload, QuestionBatch) and payload.id not in self._dialogs:
+            from .chat_dialogs import QuestionDialog  # only now: most runs ask nothing
+
             self._dialogs[payload.id] = QuestionDialog(payload)
             self._ask()
         elif isinstance(payload, QuestionNotification):

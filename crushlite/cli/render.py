@@ -44,7 +44,7 @@ _FIRST = (
     *("command", "file_path", "path", "pattern", "url", "query"),
     *("shell_id", "question", "description"),
 )
-_DIRECTORY = re.compile("<cwd>.*</cwd>")
+_DIRECTORY = "<cwd>.*</cwd>"
 _DIFFED = ("old_content", "new_content")
 _TRIVIAL: tuple[Any, ...] = (None, "", False, 0, [], {})
 # Parameters of our own tools that are left out of a request where they have their usual value.
@@ -261,7 +261,7 @@ def _plain(value: Any) -> str:
 def result_words(result: ToolResultPart) -> str:
     """What a call resulted in: a line or an error as it is, of anything longer how long it is."""
     lines = [line for line in clean(result.content).splitlines() if line.strip()]
-    if len(lines) > 1 and _DIRECTORY.fullmatch(lines[-1]):
+    if len(lines) > 1 and re.fullmatch(_DIRECTORY, lines[-1]):
         lines.pop()  # for the model: where the next command runs
     if not lines:
         return "failed" if result.is_error else "no output"

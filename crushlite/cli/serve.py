@@ -10,7 +10,6 @@ import shlex
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..claims import Graces
@@ -162,6 +161,8 @@ def run(options: argparse.Namespace) -> int:
         data_dir=os.path.abspath(options.data_dir) if options.data_dir else "",
     )
     if settings.data_dir:
+        from pathlib import Path
+
         from ..store.directory import in_use, is_owned
 
         with contextlib.suppress(OSError):  # only the opening decides, and says what else is wrong
@@ -229,6 +230,8 @@ def _greet(daemon: Daemon) -> None:
 def _greet_browser(daemon: Daemon) -> None:
     """Print what to open in a browser, and what to type in a terminal instead. The code is not
     printed: standard output may be a log that others read."""
+    from pathlib import Path
+
     from ..console.wing import ConsoleWing
 
     address = next(address for address in daemon.addresses if address.port)

@@ -26,7 +26,8 @@ _CONTROLS |= dict.fromkeys((0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *rang
 # Characters that count as printable, but show nothing or an empty place: joiners, fillers,
 # variation selectors, a braille pattern without dots.
 _BLANK = {0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0x1D159}
-_BLANK |= {*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0000, 0xE1000)}
+_BLANK |= {*range(0x180B, 0x1810), *range(0xFE00, 0xFE10)}
+_BLANK_TAGS = range(0xE0000, 0xE1000)
 # Escape sequences: CSI, OSC and other strings, two-byte ones. A string: compiled on first use.
 _SEQUENCES = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
@@ -48,7 +49,7 @@ def visible(text: str) -> str:
     """Spell out every character that does not show itself. Line breaks stay, tabs become blanks."""
     return "".join(
         c
-        if (c.isprintable() and ord(c) not in _BLANK) or c == "\n"
+        if (c.isprintable() and ord(c) not in _BLANK and ord(c) not in _BLANK_TAGS) or c == "\n"
         else c.encode("unicode_escape").decode("ascii")
         for c in text.expandtabs(4)
     )

@@ -6,7 +6,7 @@ import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..agent.base import FollowsConfig
+from ..agent.factory import FollowsConfig
 from ..wing import Wing
 from ..wings import has_wing
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ..agent.base import FollowsConfig
+from ..agent.factory import FollowsConfig
 from ..errors import ConfigError
 from ..protocol.events import ConfigChanged
 from ..wing import Ruling, WorkspacePart

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..agent.base import FollowsConfig
+from ..agent.factory import FollowsConfig
 from ..errors import BadRequest, ConfigError
 from ..protocol.codec import encode
 from ..protocol.config import ROLES

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..api.agent import own_small_model, required_provider
+from ..api.agent import PROVIDER, own_small_model, required_provider
 from ..api.context import EMPTY, answer, body, wire_config
+from ..api.entry import Entry, Param, W
 from ..api.features import chosen_is_own
 from ..errors import NotFound
 from ..features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
-from ..protocol.config import ModelChoice
+from ..protocol.config import ModelChoice, SelectedModel
 from ..protocol.events import ConfigChanged
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ how to build, run all tests and run one of them; how the code is laid out and wh
 conventions that a change must follow, with a place where each can be seen; and what surprised you.
 Only what you have seen in the files: leave out what you could only guess.
 """
+CONFIG = W + "/config"
+EVERYWHERE = Param("everywhere", "`true`: wait until all model servers were asked for a list.")
 
 
 def _part(context: Context, request: Request) -> ConfigPart:
@@ -103,3 +106,23 @@ async def init_project(context: Context, request: Request) -> Response:
 async def init_prompt(context: Context, request: Request) -> Response:
     name = wire_config(context.workspace(request))["options"]["initialize_as"]
     return answer({"prompt": INIT_PROMPT.format(name=name)})
+
+
+ROUTES = (
+    Entry("POST", CONFIG + "/set", set_value, takes=SetValue),
+    Entry("POST", CONFIG + "/remove", remove_value, takes=RemoveValue),
+    Entry("POST", CONFIG + "/model", choose_model, takes=ModelChoice),
+    Entry("POST", CONFIG + "/compact", set_compact, takes=CompactMode),
+    Entry("POST", CONFIG + "/provider-key", set_key, takes=ProviderKey),
+    Entry("POST", CONFIG + "/refresh-oauth", refresh_oauth, takes=OAuthRefresh),
+    Entry("POST", W + "/project/init", init_project),
+    Entry("GET", W + "/project/init-prompt", init_prompt, gives=dict[str, str]),
+    Entry("POST", W + "/agent/update", update_agent, params=(EVERYWHERE,)),
+    Entry(
+        "GET",
+        W + "/agent/default-small-model",
+        default_small_model,
+        gives=SelectedModel,
+        params=(PROVIDER,),
+    ),
+)

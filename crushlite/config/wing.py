@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..api.agent import PROVIDER
-from ..api.entry import Entry, Param, W
 from ..errors import ConfigError
-from ..features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
-from ..protocol.config import ModelChoice, SelectedModel
 from ..wing import Wing
-from . import routes
-from .files import Roots
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..agent.base import AgentFactory
+    from ..api.entry import Entry
     from ..settings import Settings
     from ..wing import Opening, OpenWorkspace
+    from .files import Roots
     from .loading import ConfigFiles
     from .part import ConfigPart
     from .profile import FileProfile
@@ -30,8 +25,6 @@ if TYPE_CHECKING:
     from .view import Config
 
 log = logging.getLogger(__name__)
-
-EVERYWHERE = Param("everywhere", "`true`: wait until all model servers were asked for a list.")
 
 
 class ConfigWing(Wing):
@@ -41,7 +34,13 @@ class ConfigWing(Wing):
         self._open: list[ConfigPart] = []
 
     def setup(self, agents: AgentFactory, settings: Settings) -> ConfigSetup:
-        roots = Roots.below(Path(settings.user_files)) if settings.user_files else Roots()
+        def roots() -> Roots:
+            from pathlib import Path
+
+            from .files import Roots
+
+            return Roots.below(Path(settings.user_files)) if settings.user_files else Roots()
+
         return ConfigSetup(roots, agents, allow_commands=settings.allow_config_commands)
 
     async def open(self, workspace: OpenWorkspace) -> ConfigPart | None:
@@ -55,31 +54,17 @@ class ConfigWing(Wing):
         return part
 
     def routes(self) -> Sequence[Entry]:
-        config = W + "/config"
-        return (
-            Entry("POST", config + "/set", routes.set_value, takes=SetValue),
-            Entry("POST", config + "/remove", routes.remove_value, takes=RemoveValue),
-            Entry("POST", config + "/model", routes.choose_model, takes=ModelChoice),
-            Entry("POST", config + "/compact", routes.set_compact, takes=CompactMode),
-            Entry("POST", config + "/provider-key", routes.set_key, takes=ProviderKey),
-            Entry("POST", config + "/refresh-oauth", routes.refresh_oauth, takes=OAuthRefresh),
-            Entry("POST", W + "/project/init", routes.init_project),
-            Entry("GET", W + "/project/init-prompt", routes.init_prompt, gives=dict[str, str]),
-            Entry("POST", W + "/agent/update", routes.update_agent, params=(EVERYWHERE,)),
-            Entry(
-                "GET",
-                W + "/agent/default-small-model",
-                routes.default_small_model,
-                gives=SelectedModel,
-                params=(PROVIDER,),
-            ),
-        )
+        from .routes import ROUTES
+
+        return ROUTES
 
 
 class ConfigSetup:
     """Sets workspaces up as their configuration files say. Implements wing.Setup."""
 
-    def __init__(self, roots: Roots, agents: AgentFactory, *, allow_commands: bool) -> None:
+    def __init__(
+        self, roots: Callable[[], Roots], agents: AgentFactory, *, allow_commands: bool
+    ) -> None:
         self._roots = roots
         self._agents = agents
         self._allow_commands = allow_commands
@@ -110,7 +95,7 @@ class ConfigSetup:
         files = ConfigFiles.find(
             opening.path,
             opening.env,
-            self._roots,
+            self._roots(),
             data_dir=opening.data_dir,
             allow_commands=self._allow_commands,
             scripts=scripts,

@@ -25,7 +25,6 @@ import functools
 import re
 import time
 from collections import deque
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -214,6 +213,10 @@ def date_line(now: float) -> bytes:
 
 @functools.cache
 def _status_line(status: int) -> bytes:
+    if status == 200:
+        return b"HTTP/1.1 200 OK\r\n"
+    from http import HTTPStatus  # only now: the first answer is a 200, and need not wait for it
+
     try:
         reason = HTTPStatus(status).phrase
     except ValueError:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes
 
 import h11
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([^\r]*?)[ \t]*(?=\r)", re.IGNORECASE)
-_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_BAD_ESCAPE = r"%(?![0-9A-Fa-f]{2})"
 
 # A request line is a method, a target of at most `Limits.target` bytes and a version. In a longer
 # one the target is too long.
@@ -218,8 +217,10 @@ def split_target(target: str) -> tuple[tuple[str, ...], dict[str, list[str]]]:
 def _decoded(text: str) -> str:
     if "%" not in text:
         return text
-    if _BAD_ESCAPE.search(text):
+    if re.search(_BAD_ESCAPE, text):
         raise _bad_request("a '%' in a target is followed by two hex digits")
+    from urllib.parse import unquote_to_bytes  # only now: few targets need it
+
     try:
         decoded = unquote_to_bytes(text).decode("utf-8")
     except UnicodeDecodeError:

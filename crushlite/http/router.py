@@ -49,51 +49,75 @@ class _Node:
 
 
 class Router:
-    def __init__(self, routes: Iterable[Route], *, guard: Guard | None = None) -> None:
-        self._guard = guard
-        self._root = _Node()
-        for route in routes:
-            self._add(route)
+    """Finds the route of a request. `whole` is for routes that take a while to make: it gives all
+    of them, and is called with the first request that fits none of `routes`."""
 
-    def _add(self, route: Route) -> None:
-        if not route.pattern.startswith("/"):
-            raise ValueError(f"a pattern starts with '/': {route.pattern!r}")
-        node = self._root
-        names: list[str] = []
-        for segment in route.pattern[1:].split("/"):
-            if segment.startswith("{") and segment.endswith("}"):
-                names.append(segment[1:-1])
-                node.parameter = node.parameter or _Node()
-                node = node.parameter
-            else:
-                node = node.literals.setdefault(segment, _Node())
-        if route.method in node.routes:
-            raise ValueError(f"two routes for {route.method} {route.pattern}")
-        node.routes[route.method] = (route, tuple(names))
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        *,
+        guard: Guard | None = None,
+        whole: Callable[[], Iterable[Route]] | None = None,
+    ) -> None:
+        self._guard = guard
+        self._whole = whole
+        self._root = _tree(routes)
 
     def admit(self, head: RequestHead) -> Admission:
         """The route of a request whose body was not read yet. Raises HTTPError: what the guard
         raises, 404 or 405."""
-        route, params, allowed = None, dict[str, str](), set[str]()
-        for node, values in _matches(self._root, head.segments):
-            found = node.routes.get(head.method)
-            if found is None and head.method == "HEAD":
-                found = node.routes.get("GET")
-            if found is not None:
-                route, names = found
-                params = dict(zip(names, values, strict=True))
-                break
-            allowed |= set(node.routes)
+        admission, allowed = self._find(head)
+        if admission is None and self._whole is not None:
+            self._root = _tree(self._whole())
+            self._whole = None
+            admission, allowed = self._find(head)
         if self._guard is not None:
-            self._guard(head, route)
-        if route is not None:
-            return Admission(route, params)
+            self._guard(head, None if admission is None else admission.route)
+        if admission is not None:
+            return admission
         if not allowed:
             raise HTTPError(404, "route_not_found", "no such route")
         if "GET" in allowed:
             allowed.add("HEAD")
         allow = (("Allow", ", ".join(sorted(allowed))),)
         raise HTTPError(405, "method_not_allowed", "method not allowed here", allow)
+
+    def _find(self, head: RequestHead) -> tuple[Admission | None, set[str]]:
+        """The route of a request, and if there is none the methods that its path has."""
+        allowed = set[str]()
+        for node, values in _matches(self._root, head.segments):
+            found = node.routes.get(head.method)
+            if found is None and head.method == "HEAD":
+                found = node.routes.get("GET")
+            if found is not None:
+                route, names = found
+                return Admission(route, dict(zip(names, values, strict=True))), allowed
+            allowed |= set(node.routes)
+        return None, allowed
+
+
+def _tree(routes: Iterable[Route]) -> _Node:
+    root = _Node()
+    for route in routes:
+        _add(root, route)
+    return root
+
+
+def _add(root: _Node, route: Route) -> None:
+    if not route.pattern.startswith("/"):
+        raise ValueError(f"a pattern starts with '/': {route.pattern!r}")
+    node = root
+    names: list[str] = []
+    for segment in route.pattern[1:].split("/"):
+        if segment.startswith("{") and segment.endswith("}"):
+            names.append(segment[1:-1])
+            node.parameter = node.parameter or _Node()
+            node = node.parameter
+        else:
+            node = node.literals.setdefault(segment, _Node())
+    if route.method in node.routes:
+        raise ValueError(f"two routes for {route.method} {route.pattern}")
+    node.routes[route.method] = (route, tuple(names))
 
 
 def _matches(root: _Node, segments: tuple[str, ...]) -> list[tuple[_Node, tuple[str, ...]]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..api.context import EMPTY, answer, body
+from ..api.entry import Entry, Param, W
 from ..errors import BadRequest, NotFound
-from ..features.servers import GetPrompt, McpState, NamedServer, WantServers
+from ..features.servers import GetPrompt, McpState, NamedServer, UsedServers, WantServers
 from ..protocol.features import NEVER
 from .errors import ServerError
 from .wire import McpPrompt, McpPromptArgument
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from ..http.messages import Request, Response, Stream
     from .part import McpPart
     from .server import Server
+
+MCP = W + "/mcp"
+SERVER = Param("name", "The tool server.", required=True)
 
 
 def _part(context: Context, request: Request) -> McpPart | None:
@@ -166,3 +170,44 @@ async def sign_in(context: Context, request: Request) -> Response:
 async def containers(context: Context, request: Request) -> Response:
     context.workspace(request)
     raise BadRequest("tool servers in containers are not supported: crushlite starts none")
+
+
+ROUTES = (
+    Entry("GET", MCP + "/states", states, gives=dict[str, McpState]),
+    Entry(
+        "POST",
+        MCP + "/servers",
+        want_servers,
+        takes=WantServers,
+        gives=UsedServers,
+    ),
+    Entry("GET", MCP + "/prompts", prompts, gives=list[McpPrompt]),
+    Entry(
+        "POST",
+        MCP + "/get-prompt",
+        get_prompt,
+        takes=GetPrompt,
+        gives=dict[str, str],
+    ),
+    Entry(
+        "POST",
+        MCP + "/read-resource",
+        read_resource,
+        takes=NamedServer,
+        gives=list[dict[str, str]],
+    ),
+    Entry("POST", MCP + "/refresh-tools", refresh_tools, takes=NamedServer),
+    Entry("POST", MCP + "/refresh-prompts", refresh_prompts, takes=NamedServer),
+    Entry("POST", MCP + "/refresh-resources", refresh_resources, takes=NamedServer),
+    Entry("GET", MCP + "/pending-auth", pending_sign_ins, gives=list[Any]),
+    Entry(
+        "GET",
+        MCP + "/auth-url",
+        sign_in_address,
+        gives=dict[str, Any],
+        params=(SERVER,),
+    ),
+    Entry("POST", MCP + "/auth", sign_in, takes=NamedServer),
+    Entry("POST", MCP + "/docker/enable", containers),
+    Entry("POST", MCP + "/docker/disable", containers),
+)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..api.entry import Entry, Param, W
-from ..features.servers import GetPrompt, McpState, NamedServer, UsedServers, WantServers
 from ..wing import Wing
 from ..wings import has_wing
-from . import routes
 from .places import StartingPlaces
-from .wire import McpPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..api.entry import Entry
     from ..wing import OpenWorkspace
     from .part import McpPart
 
-SERVER = Param("name", "The tool server.", required=True)
 STARTING = 4  # servers that start at the same time in a daemon
 
 
@@ -40,43 +36,6 @@ class McpWing(Wing):
         return McpPart(workspace, workspace.profile, proxies, self._starting)
 
     def routes(self) -> Sequence[Entry]:
-        mcp = W + "/mcp"
-        return (
-            Entry("GET", mcp + "/states", routes.states, gives=dict[str, McpState]),
-            Entry(
-                "POST",
-                mcp + "/servers",
-                routes.want_servers,
-                takes=WantServers,
-                gives=UsedServers,
-            ),
-            Entry("GET", mcp + "/prompts", routes.prompts, gives=list[McpPrompt]),
-            Entry(
-                "POST",
-                mcp + "/get-prompt",
-                routes.get_prompt,
-                takes=GetPrompt,
-                gives=dict[str, str],
-            ),
-            Entry(
-                "POST",
-                mcp + "/read-resource",
-                routes.read_resource,
-                takes=NamedServer,
-                gives=list[dict[str, str]],
-            ),
-            Entry("POST", mcp + "/refresh-tools", routes.refresh_tools, takes=NamedServer),
-            Entry("POST", mcp + "/refresh-prompts", routes.refresh_prompts, takes=NamedServer),
-            Entry("POST", mcp + "/refresh-resources", routes.refresh_resources, takes=NamedServer),
-            Entry("GET", mcp + "/pending-auth", routes.pending_sign_ins, gives=list[Any]),
-            Entry(
-                "GET",
-                mcp + "/auth-url",
-                routes.sign_in_address,
-                gives=dict[str, Any],
-                params=(SERVER,),
-            ),
-            Entry("POST", mcp + "/auth", routes.sign_in, takes=NamedServer),
-            Entry("POST", mcp + "/docker/enable", routes.containers),
-            Entry("POST", mcp + "/docker/disable", routes.containers),
-        )
+        from .routes import ROUTES
+
+        return ROUTES

@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import re
+import sys
 import types
 import typing
 from collections import Counter
@@ -21,7 +22,7 @@ from dataclasses import MISSING, field
 from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
 from ..errors import BadRequest
-from .large import Cut
+from ..records import fields, is_record
 
 JSON = Any  # a JSON value of unknown shape
 T = TypeVar("T")
@@ -104,11 +105,10 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 @functools.cache
 def _encode_plan(cls: Any) -> tuple[tuple[str, str, str, bool], ...]:
-    if not dataclasses.is_dataclass(cls):
+    if not is_record(cls):
         raise TypeError(f"{cls.__name__} is not a wire type")
     return tuple(
-        (f.name, key_of(f), f.metadata.get("omit", ""), "tags" in f.metadata)
-        for f in dataclasses.fields(cls)
+        (f.name, key_of(f), f.metadata.get("omit", ""), "tags" in f.metadata) for f in fields(cls)
     )
 
 
@@ -138,6 +138,8 @@ def loads(body: bytes) -> JSON:
         except UnicodeDecodeError as error:
             raise NotJSON(f"not UTF-8 at byte {error.start}") from None
         return _parse(text)
+    from .large import Cut  # only now: most bodies are small
+
     try:
         cut = Cut(body)
         if cut.commas >= MAX_VALUES:
@@ -254,7 +256,7 @@ _Read = Callable[[JSON, str, "str | int"], JSON]
 
 @functools.cache
 def _decode_plan(cls: Any) -> tuple[tuple[str, str, _Read, bool], ...]:
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     return tuple(
         (
             f.name,
@@ -262,8 +264,24 @@ def _decode_plan(cls: Any) -> tuple[tuple[str, str, _Read, bool], ...]:
             _read_tagged(f.metadata["tags"]) if "tags" in f.metadata else _reader(hints[f.name]),
             not has_default(f),
         )
-        for f in dataclasses.fields(cls)
+        for f in fields(cls)
     )
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    """The types of the fields. Evaluating one takes long, and most are plain ones."""
+    written = {f.name: f.type for f in fields(cls)}
+    plain = {name: _NAMED[kind] for name, kind in written.items() if kind in _NAMED}
+    if len(plain) == len(written):
+        return plain
+    if any(is_record(base) for base in cls.__bases__):  # perhaps with names of another module
+        return typing.get_type_hints(cls)
+    others = {name: kind for name, kind in written.items() if name not in plain}
+    module = vars(sys.modules[cls.__module__])
+    return plain | typing.get_type_hints(types.SimpleNamespace(__annotations__=others), module)
+
+
+_NAMED: dict[Any, Any] = {"str": str, "int": int, "bool": bool, "float": float, "Any": Any}
 
 
 def _reader(hint: Any) -> _Read:
@@ -274,7 +292,7 @@ def _reader(hint: Any) -> _Read:
         return _read_list(_reader(get_args(hint)[0]))
     if origin is dict:
         return _read_dict(_reader(get_args(hint)[1]))
-    if dataclasses.is_dataclass(hint):
+    if is_record(hint):
         return lambda value, where, key: decode(cast("type", hint), value, _place(where, key))
     return _READ_SCALAR[hint]
 

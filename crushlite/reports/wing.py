@@ -10,9 +10,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..api.context import EMPTY, answer
-from ..api.entry import Entry, Param
-from ..features.health import Health
 from ..http.messages import Response
 from ..wing import Wing
 
@@ -20,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..api.context import Context
+    from ..api.entry import Entry
     from ..clock import Clock
     from ..http.messages import Request
     from ..wing import Ports
     from .vitals import Vitals
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
-VERBOSE = Param("verbose", "1: report the daemon's state, and test whether its stores can write.")
 
 
 class ReportsWing(Wing):
@@ -51,13 +48,17 @@ class ReportsWing(Wing):
         self.vitals.end()
 
     def routes(self) -> Sequence[Entry]:
+        from ..api.entry import Entry, Param
+        from ..features.health import Health
+
+        verbose = "1: report the daemon's state, and test whether its stores can write."
         return (
             Entry(
                 "GET",
                 "/v1/health",
                 self.health,
                 gives=Health | None,
-                params=(VERBOSE,),
+                params=(Param("verbose", verbose),),
                 urgent=True,
             ),
             Entry("GET", "/v1/openapi.json", self.openapi, gives=dict[str, Any]),
@@ -68,13 +69,15 @@ class ReportsWing(Wing):
         """Empty and quick by default: clients ask it before they do anything else. With `verbose`
         it is a report, for which every store is asked to write something."""
         if request.query_one("verbose") not in ("1", "true"):
-            return EMPTY
+            return Response(200)
+        from ..api.context import answer
         from .health import health_of
 
         return answer(await health_of(context.backend, self.vitals))
 
     async def openapi(self, context: Context, request: Request) -> Response:
         if self._description is None:
+            from ..api.context import answer
             from .openapi import document
 
             self._description = answer(document(context.table))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.api import context, routes
-from crushlite.console.wing import PUBLIC_BODY
+from crushlite.console.routes import PUBLIC_BODY
 from crushlite.console.wire import WebCode, WebHello, WebProof
 from crushlite.features.agents import SessionAgent
 from crushlite.features.changes import UndoRequest

@@ -7,7 +7,7 @@ import json
 import stat
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.base import FollowsConfig
+from crushlite.agent.factory import FollowsConfig
 from crushlite.cli.agent_names import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing

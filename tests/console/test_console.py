@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from crushlite.api.auth import WRONG_KEYS
 from crushlite.clock import SystemClock
-from crushlite.console.wing import CODE_SECONDS, CODES, Codes
+from crushlite.console.routes import CODE_SECONDS, CODES, Codes
 from crushlite.daemon import PORTS
 from crushlite.errors import ShuttingDown
 from crushlite.features.web import WebAddress

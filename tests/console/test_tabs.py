@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from crushlite.clock import SystemClock
+from crushlite.console.routes import CODE_SECONDS
 from crushlite.console.tabs import CHALLENGE_SECONDS, TAB_SECONDS, TABS, Tabs
-from crushlite.console.wing import CODE_SECONDS, ConsoleWing
+from crushlite.console.wing import ConsoleWing
 from crushlite.daemon import Daemon
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.listen import default_socket

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 import sys
 import threading
@@ -138,22 +139,51 @@ class RecordTests(unittest.TestCase):
         self.assertEqual(repr(plain), "Plain(number=1, words=[...], note='none')")
         self.assertNotEqual(Plain(1), Derived(1))
 
-    def test_nothing_is_made_before_the_first_use_and_everything_once(self) -> None:
+    def test_the_standard_decorator_is_called_only_when_somebody_asks_it_about_a_class(
+        self,
+    ) -> None:
         with mock.patch("dataclasses.dataclass", side_effect=dataclasses.dataclass) as made:
-            uses = (
-                lambda cls: cls(1),
-                lambda cls: dataclasses.is_dataclass(cls),
-                lambda cls: dataclasses.fields(cls),
-            )
-            for use in uses:
+            for ask in (dataclasses.is_dataclass, dataclasses.fields):
                 cls = fresh()
+                self.assertEqual(cls(1), cls(first=1, second=2))
+                self.assertTrue(records.is_record(cls))
+                self.assertEqual([each.name for each in records.fields(cls)], ["first", "second"])
                 made.assert_not_called()
-                use(cls)
-                use(cls)
+                self.assertTrue(ask(cls))
+                self.assertTrue(ask(cls))
                 made.assert_called_once()
                 self.assertEqual(cls(1), cls(first=1, second=2))
                 made.assert_called_once()
                 made.reset_mock()
+        self.assertFalse(records.is_record(int))
+        self.assertFalse(records.is_record(fresh()(1)))
+
+    def test_parameters_are_as_the_standard_decorator_makes_them(self) -> None:
+        def of(own: Any, kw_only: bool, odd: bool) -> Any:
+            class Record:
+                first: int
+                second: list[int] = own.field(default_factory=list)
+                third: Any = own.field(default=3, **({"kw_only": True} if odd else {}))
+
+            return own.dataclass(slots=True, kw_only=kw_only)(Record)
+
+        class Ours:
+            dataclass, field = staticmethod(dataclass), staticmethod(field)
+
+        for kw_only in (False, True):
+            for odd in (False, True):
+                with self.subTest(kw_only=kw_only, odd=odd):
+                    looks: list[list[object]] = []
+                    for cls in (of(Ours, kw_only, odd), of(dataclasses, kw_only, odd)):
+                        looks.append([repr(cls(first=1)), repr(cls(second=None, first=2))])
+                        for wrong in ((), (1, 2, 3, 4)):
+                            with self.assertRaises(TypeError) as raised:
+                                cls(*wrong)
+                            looks[-1].append(str(raised.exception))
+                        known = inspect.signature(cls).parameters.values()
+                        looks[-1] += [[(each.name, each.kind) for each in known]]
+                        looks[-1] += [[f.name for f in records.fields(cls)], cls.__match_args__]
+                    self.assertEqual(looks[0], looks[1])
 
     def test_threads_that_use_a_class_first_at_the_same_time_all_get_it_whole(self) -> None:
         interval = sys.getswitchinterval()

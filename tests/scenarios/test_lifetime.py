@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crushlite.agent.base import FollowsConfig
+from crushlite.agent.factory import FollowsConfig
 from crushlite.claims import Graces
 from crushlite.testing import LocalDaemon
 from tests.support.places import ROOT

@@ -9,7 +9,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.base import agent_factory
+from crushlite.agent.factory import agent_factory
 from crushlite.fake_model import End, Say, Think, Use, Wait
 from crushlite.settings import Settings
 from crushlite.testing.fake_clock import FakeClock
