@@ -46,33 +46,32 @@ class AgentSlot:
         self._replaced: list[Agent] = []
         self._ready: dict[Agent, asyncio.Task[None]] = {}
 
-    def of_parts(self, session_id: str) -> Agent | None:
+    def _of_parts(self, session_id: str) -> Agent | None:
         """The agent that a wing has for a session; None if it is that of the workspace."""
         found = (part.agent_of(session_id) for part in self._parts)
         return next((agent for agent in found if agent is not None), None)
 
-    def require(self, session_id: str = "") -> Agent:
+    def require(self, session_id: str) -> Agent:
         """The agent that new prompts of a session are accepted for. Raises NoAgent if there is
         none."""
-        if session_id and (chosen := self.of_parts(session_id)):
-            return chosen
-        if self.agent is None:
+        agent = self._of_parts(session_id) or self.agent
+        if agent is None:
             raise NoAgent(
                 "agent coordinator not initialized: name a model in crush.json, "
                 "or serve with --agent offline"
             )
-        return self.agent
+        return agent
 
-    def serving(self, session_id: str = "") -> Agent:
+    def serving(self, session_id: str) -> Agent:
         """The agent for a prompt that was accepted: the present one, else the last there was."""
-        if session_id and (chosen := self.of_parts(session_id)):
-            return chosen
-        return self.agent or (self._replaced[-1] if self._replaced else self.require())
+        if self.agent is None and self._replaced:
+            return self._of_parts(session_id) or self._replaced[-1]
+        return self.require(session_id)
 
-    def with_models(self, models: Mapping[str, SelectedModel], session_id: str = "") -> Agent:
+    def with_models(self, models: Mapping[str, SelectedModel], session_id: str) -> Agent:
         """The agent for prompts of a session that choose their models. Raises BadRequest if one
         cannot be used."""
-        if session_id and self.of_parts(session_id) is not None:
+        if self._of_parts(session_id) is not None:
             raise BadRequest("the agent of this session does not let prompts choose models")
         large = models.get("large")
         if self.agent is not None and large is not None and len(models) == 1:

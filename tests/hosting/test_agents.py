@@ -47,7 +47,7 @@ class AgentSlotTests(BoundedTestCase):
         return Agent(self.targets[-1])
 
     def chosen(self, model: str, provider: str = "p") -> Agent:
-        return self.slot.with_models({"large": SelectedModel(model, provider)})
+        return self.slot.with_models({"large": SelectedModel(model, provider)}, "s")
 
     def closed(self) -> list[int]:
         return [target.closed for target in self.targets]
@@ -55,7 +55,7 @@ class AgentSlotTests(BoundedTestCase):
     async def test_a_former_agent_is_closed_once_and_the_present_one_is_not(self) -> None:
         for agent in self.agents[1:]:
             self.slot.replace(agent)
-        self.assertIs(self.slot.serving(), self.agents[2])
+        self.assertIs(self.slot.serving("s"), self.agents[2])
         await self.slot.close_replaced()
         await self.slot.close_replaced()
         self.assertEqual(self.closed(), [1, 1, 0])
@@ -76,8 +76,8 @@ class AgentSlotTests(BoundedTestCase):
     async def test_without_a_successor_the_last_one_keeps_what_was_promised(self) -> None:
         self.slot.replace(self.agents[1])
         self.slot.replace(None)
-        self.assertRaises(NoAgent, self.slot.require)
-        self.assertIs(self.slot.serving(), self.agents[1])
+        self.assertRaises(NoAgent, self.slot.require, "s")
+        self.assertIs(self.slot.serving("s"), self.agents[1])
         await self.slot.close_replaced()
         self.assertEqual(self.closed(), [1, 0, 0])
         await self.slot.close()
@@ -85,14 +85,14 @@ class AgentSlotTests(BoundedTestCase):
 
     async def test_where_there_never_was_one_nothing_serves(self) -> None:
         slot = AgentSlot(None, self.made)
-        self.assertRaises(NoAgent, slot.serving)
+        self.assertRaises(NoAgent, slot.serving, "s")
         await slot.close()
 
     async def test_a_choice_of_models_has_one_agent_until_the_configuration_changes(self) -> None:
         first = self.chosen("a")
         self.assertIs(self.chosen("a"), first)
         self.assertIsNot(self.chosen("b"), first)
-        self.assertIs(self.slot.serving(), self.agents[0])
+        self.assertIs(self.slot.serving("s"), self.agents[0])
         await self.slot.close_replaced()
         self.assertEqual(self.closed(), [0, 0, 0, 0, 0])
         self.slot.replace(self.agents[1])
