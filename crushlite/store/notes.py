@@ -9,12 +9,12 @@ from ..errors import BadRequest
 from .sessions import require_session
 
 if TYPE_CHECKING:
-    import sqlite3
+    from .connection import Connection
 
 NOTES_CHARS = 1 << 20
 
 
-def get_notes(conn: sqlite3.Connection, scope: str, sid: str, owner: str = "") -> str:
+def get_notes(conn: Connection, scope: str, sid: str, owner: str = "") -> str:
     """What was kept last; empty if nothing was. A database that came with a project may hold
     anything: what `set_notes` would not have stored counts as nothing."""
     row = conn.execute(
@@ -25,9 +25,7 @@ def get_notes(conn: sqlite3.Connection, scope: str, sid: str, owner: str = "") -
     return str(row[0]) if row is not None else ""
 
 
-def set_notes(
-    conn: sqlite3.Connection, scope: str, sid: str, content: str, owner: str = ""
-) -> None:
+def set_notes(conn: Connection, scope: str, sid: str, content: str, owner: str = "") -> None:
     """Replace what is kept. Raises SessionNotFound, and BadRequest for more than NOTES_CHARS."""
     if len(content) > NOTES_CHARS:
         raise BadRequest(f"an agent keeps at most {NOTES_CHARS} characters with a session")
