@@ -97,7 +97,6 @@ _HELD = {
 TRANSITIONS: dict[ClaimState, dict[str, ClaimState]] = {
     ClaimState.NONE: {"create": ClaimState.HELD_CREATE, "attach": ClaimState.STREAMING},
     ClaimState.HELD_CREATE: _HELD,
-    ClaimState.HELD_DETACH: _HELD,
     ClaimState.STREAMING: {
         "create": ClaimState.STREAMING,
         "attach": ClaimState.STREAMING,
@@ -112,6 +111,7 @@ TRANSITIONS: dict[ClaimState, dict[str, ClaimState]] = {
         "release": ClaimState.STREAMING_RELEASED,
         "retire": ClaimState.NONE,
     },
+    ClaimState.HELD_DETACH: _HELD,
 }
 
 

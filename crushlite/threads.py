@@ -8,14 +8,11 @@ work has a pool of its own, so that one cannot use up the threads of another.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-
-from .errors import BadRequest
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +21,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 IDLE_SECONDS = 10.0  # a thread without work ends after this time
-LOST = 16  # threads that hang and are replaced by others
 
 
 class DaemonThreads(ThreadPoolExecutor):
@@ -41,7 +37,6 @@ class DaemonThreads(ThreadPoolExecutor):
         self._calls: deque[Callable[[], None]] = deque()
         self._idle: list[threading.Lock] = []  # of threads that wait, which a release wakes
         self._alive = 0  # threads
-        self._lost = 0  # threads that hang in a call that was given up
         self._closed = False
 
     def start(self, call: Callable[[], None]) -> None:
@@ -68,27 +63,12 @@ class DaemonThreads(ThreadPoolExecutor):
             while self._idle:
                 self._idle.pop().release()
 
-    async def run(self, seconds: float, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in a thread. Raises BadRequest if it has not returned after `seconds`:
-        its thread is then given up and another one takes its place."""
-        future = self.submit(function, *args)
-        try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.wrap_future(future)
-        except TimeoutError:
-            if not future.done() or future.cancelled():
-                self._give_up(future)
-                raise BadRequest(
-                    f"the file system did not answer within {seconds:g} seconds: try another path"
-                ) from None
-            raise  # of the function itself
-
     def _is_thread_needed(self) -> bool:
         """For a call that waits: wake a thread if one is idle; else return whether another may be
         started, and count it."""
         if self._idle:
             self._idle.pop().release()
-        elif self._alive < self._most + self._lost:
+        elif self._alive < self._most:
             self._alive += 1
             return True
         return False
@@ -103,21 +83,6 @@ class DaemonThreads(ThreadPoolExecutor):
                     return  # one of them gets to it
             raise
 
-    def _give_up(self, future: Future[Any]) -> None:
-        """Replace the thread of a call that runs and is not waited for any more."""
-        with self._lock:
-            if future.cancel() or future.done() or self._lost >= LOST:
-                return
-            self._lost += 1
-            is_needed = bool(self._calls) and self._is_thread_needed()
-        future.add_done_callback(self._found)
-        if is_needed:
-            self._add_thread()
-
-    def _found(self, future: Future[Any]) -> None:
-        with self._lock:
-            self._lost -= 1
-
     def _work(self) -> None:
         wake = threading.Lock()
         wake.acquire()
@@ -129,7 +94,7 @@ class DaemonThreads(ThreadPoolExecutor):
         """Wait for a call; None if this thread is to end."""
         while True:
             with self._lock:
-                is_surplus = self._alive > self._most + self._lost  # it was given up and replaced
+                is_surplus = self._alive > self._most
                 if self._calls and not is_surplus:
                     return self._calls.popleft()
                 if self._closed or is_surplus:

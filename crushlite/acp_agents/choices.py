@@ -15,7 +15,7 @@ import hmac
 import os
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError
+from ..errors import ConfigError, CorruptDatabase
 from ..store import notes as note_rows
 from ..unique import random_hex
 from ..wings import has_wing
@@ -23,11 +23,31 @@ from ..wings import has_wing
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..store import Connection
     from ..wing import OpenWorkspace
 
 OWNER = "agent-choice"
 _KEY_BYTES = 32
 _MOST = 8192  # characters of a choice with its seal
+_ALL_CHARS = 32 << 20  # of all of them, with the ids of their sessions
+
+
+def all_notes(conn: Connection, scope: str, owner: str, chars: int) -> dict[str, str]:
+    """What an owner keeps with each session, by the id of the session. Texts of more than `chars`
+    characters are left out. Raises CorruptDatabase for more than _ALL_CHARS together: a database
+    that came with a project may hold any number."""
+    rows = conn.execute(
+        "SELECT session_id, content FROM session_notes WHERE scope = ? AND owner = ? "
+        "AND typeof(content) = 'text' AND length(content) BETWEEN 1 AND ?",
+        (scope, owner, chars),
+    )
+    found, size = dict[str, str](), 0
+    for sid, content in rows:
+        size += len(str(sid)) + len(content)
+        if size > _ALL_CHARS:
+            raise CorruptDatabase(f"the notes of {owner!r} are longer than any that were made here")
+        found[str(sid)] = content
+    return found
 
 
 class AgentChoices:
@@ -41,7 +61,7 @@ class AgentChoices:
     async def load(self) -> dict[str, str]:
         """What was chosen, by session. Raises CorruptDatabase, and ConfigError if the key cannot be
         read."""
-        kept = await self._store.read(note_rows.all_notes, OWNER, _MOST)
+        kept = await self._store.read(all_notes, OWNER, _MOST)
         if not kept or self._key_file is None:
             return {}
         key = await asyncio.to_thread(_read_key, self._key_file)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import Client
 from ..errors import BadRequest, CrushliteError, NotFound, UsageError
-from ..features import requests
 from ..launch import Wanted, default_address, here, joined
 from ..listen import default_socket, parse_address
 from ..protocol.codec import dumps, encode
@@ -153,6 +152,8 @@ async def new_session(workspace: RemoteWorkspace, title: str, agent: str) -> Ses
 
 async def choose_agent(workspace: RemoteWorkspace, session_id: str, name: str) -> None:
     """Let an agent answer in a session. Raises UsageError if there is no such agent."""
+    from ..features import requests  # only here: most commands ask for none of it
+
     try:
         await requests.choose_agent(workspace, session_id, name)
     except BadRequest as error:
@@ -165,6 +166,8 @@ async def choose_agent(workspace: RemoteWorkspace, session_id: str, name: str) -
 
 async def chosen_agent(workspace: RemoteWorkspace, session_id: str) -> str:
     """The agent that was chosen for a session; empty if it is that of the daemon."""
+    from ..features import requests  # only here: most commands ask for none of it
+
     try:
         return await requests.session_agent(workspace, session_id)
     except NotFound:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ..client import ConnectionFailed
 from ..errors import CrushliteError, NotFound
-from ..features import requests
 from ..protocol.config import SelectedModel
 from .common import address_of, reached, say_nothing, wanted
 
@@ -84,6 +83,8 @@ async def find_model(workspace: RemoteWorkspace, given: str) -> tuple[SelectedMo
     CrushliteError if no model is meant, or several; it names those that may be."""
     for again in (False, True):
         if again:
+            from ..features import requests  # only here: most names are known
+
             await requests.reread_config(workspace, everywhere=True)
         providers = await workspace.providers()
         known = [(p["id"], model["id"]) for p in providers for model in p.get("models") or ()]

@@ -10,7 +10,6 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError, NotFound
-from ..features import requests
 from ..records import dataclass
 from . import CANCELED
 from .text import count
@@ -101,6 +100,8 @@ def denied_words(number: int) -> str:
 
 async def changed_files(workspace: WorkspaceRequests, run_id: str) -> list[ChangedFile]:
     """The files that a run has changed; none if that is not recorded."""
+    from ..features import requests  # only here: most commands ask for none of it
+
     try:
         changes = await requests.run_changes(workspace, run_id)
     except NotFound:

@@ -15,7 +15,6 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, NoAgent, NotFound, UsageError
-from ..features import requests
 from ..launch import goodbye, join
 from ..protocol.codec import encode
 from ..protocol.config import ROLES
@@ -246,6 +245,8 @@ async def _in_workspace(
 
 async def _expanded(workspace: RemoteWorkspace, options: argparse.Namespace, text: str) -> str:
     """The prompt of the command that the options name. Raises CrushliteError."""
+    from ..features import requests  # only here: most commands ask for none of it
+
     try:
         return await requests.expand_command(workspace, options.command, options.arguments, text)
     except NotFound:
@@ -278,6 +279,8 @@ async def _require_model(workspace: RemoteWorkspace) -> None:
         if info.is_ready and not info.no_model:
             return
         if not last:
+            from ..features import requests
+
             await requests.reread_config(workspace, everywhere=True)
     why = info.no_model or "none is configured that can be used"
     raise NoAgent(

@@ -18,9 +18,9 @@ from ..errors import BadRequest, CrushliteError, NotFound
 from ..listen import default_socket
 from ..protocol.features import LSPEvent
 from ..records import dataclass
-from ..threads import DaemonThreads
 from ..wing import WorkspacePart
 from ..worktree.paths import OwnFolders, locate, read_bytes
+from ..worktree.threads import FileThreads
 from . import diagnostics
 from .server import DISABLED, READY, STARTING, LanguageServer
 from .servers import configured, installed
@@ -70,7 +70,7 @@ class LspPart(WorkspacePart):
         self._known: LspSettings | None = None  # what `_specs` were made of
         self._specs: dict[str, ServerSpec] = {}
         self._making = asyncio.Lock()
-        self._threads = DaemonThreads(1, "lsp")
+        self._threads = FileThreads(1, "lsp")
         self._touched: dict[Path, None] = {}
         self._touching: asyncio.Task[None] | None = None
         self._late: dict[str, int] = {}  # how often a server was too slow, without a break

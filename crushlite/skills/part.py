@@ -12,9 +12,9 @@ from ..clock import wait_at_most
 from ..errors import CrushliteError
 from ..protocol.features import CommandInfo, SkillsEvent
 from ..records import dataclass
-from ..threads import DaemonThreads
 from ..wing import WorkspacePart
 from ..wings import has_wing
+from ..worktree.threads import FileThreads
 from .catalogue import Catalogue, folders_of, instructions, read
 from .tool import SkillTool
 
@@ -54,7 +54,7 @@ class SkillsPart(WorkspacePart):
         self.catalogue = Catalogue()
         self._workspace = workspace
         self._read_all = read_all
-        self._threads = DaemonThreads(2, "skills")
+        self._threads = FileThreads(2, "skills")
         self._tool = SkillTool(lambda: self.catalogue, self._threads)
         self._reading: asyncio.Task[None] | None = None
         self._read_at = -FRESH_SECONDS

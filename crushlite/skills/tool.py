@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..agent.base import ToolQuestion, Turn
-    from ..threads import DaemonThreads
+    from ..worktree.threads import FileThreads
     from .catalogue import Catalogue
     from .skill import Skill
 
@@ -40,7 +40,7 @@ class SkillTool(OfferedTool):
     }
     read_only = True
 
-    def __init__(self, catalogue: Callable[[], Catalogue], threads: DaemonThreads) -> None:
+    def __init__(self, catalogue: Callable[[], Catalogue], threads: FileThreads) -> None:
         self._catalogue = catalogue
         self._threads = threads
 

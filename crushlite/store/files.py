@@ -18,8 +18,9 @@ from .connection import check_row
 from .sessions import require_session
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Sequence
+
+    from .connection import Connection
 
 _YEAR_9999 = 253_370_764_800  # seconds: no date is behind it
 
@@ -53,7 +54,7 @@ class Change:
 
 
 def record_changes(
-    conn: sqlite3.Connection, scope: str, sid: str, changes: Sequence[Change], now: float
+    conn: Connection, scope: str, sid: str, changes: Sequence[Change], now: float
 ) -> list[File]:
     """Add the versions that changes make; return them. The state before a change is added too,
     unless it is the last one known: at the session's first change of the path, as version 0, or if
@@ -93,7 +94,7 @@ def state_from_row(content: str, present: int, mode: int | None) -> FileState:
     return FileState(content, mode) if present else FileState(None)
 
 
-def list_files(conn: sqlite3.Connection, scope: str, sid: str) -> list[File]:
+def list_files(conn: Connection, scope: str, sid: str) -> list[File]:
     """All versions of all files of a session: by version, then in the order of creation."""
     rows = conn.execute(
         f"SELECT {_COLUMNS} FROM files WHERE scope = ? AND session_id = ? ORDER BY version, seq",
@@ -106,7 +107,7 @@ def list_files(conn: sqlite3.Connection, scope: str, sid: str) -> list[File]:
     return files
 
 
-def mark_read(conn: sqlite3.Connection, scope: str, sid: str, path: str, now: float) -> None:
+def mark_read(conn: Connection, scope: str, sid: str, path: str, now: float) -> None:
     """Store when a session last read a path."""
     require_session(conn, scope, sid)
     # REPLACE gives the row a new seq: the list is ordered by that, not by the time.
@@ -117,7 +118,7 @@ def mark_read(conn: sqlite3.Connection, scope: str, sid: str, path: str, now: fl
     )
 
 
-def list_read(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
+def list_read(conn: Connection, scope: str, sid: str) -> list[str]:
     """The paths a session has read, the last read first."""
     rows = conn.execute(
         "SELECT path FROM reads WHERE scope = ? AND session_id = ? ORDER BY seq DESC", (scope, sid)
@@ -127,7 +128,7 @@ def list_read(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
     return [path for (path,) in rows]
 
 
-def last_read(conn: sqlite3.Connection, scope: str, sid: str, path: str) -> float | None:
+def last_read(conn: Connection, scope: str, sid: str, path: str) -> float | None:
     """When the session last read the path; None if it never did."""
     row = conn.execute(
         "SELECT read_at FROM reads WHERE scope = ? AND session_id = ? AND path = ?",

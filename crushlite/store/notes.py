@@ -5,17 +5,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest, CorruptDatabase
+from ..errors import BadRequest
 from .sessions import require_session
 
 if TYPE_CHECKING:
-    import sqlite3
+    from .connection import Connection
 
 NOTES_CHARS = 1 << 20
-_ALL_CHARS = 32 << 20  # of the notes of one owner, with the ids of their sessions
 
 
-def get_notes(conn: sqlite3.Connection, scope: str, sid: str, owner: str = "") -> str:
+def get_notes(conn: Connection, scope: str, sid: str, owner: str = "") -> str:
     """What was kept last; empty if nothing was. A database that came with a project may hold
     anything: what `set_notes` would not have stored counts as nothing."""
     row = conn.execute(
@@ -26,27 +25,7 @@ def get_notes(conn: sqlite3.Connection, scope: str, sid: str, owner: str = "") -
     return str(row[0]) if row is not None else ""
 
 
-def all_notes(conn: sqlite3.Connection, scope: str, owner: str, chars: int) -> dict[str, str]:
-    """What an owner keeps with each session, by the id of the session. Texts of more than `chars`
-    characters are left out. Raises CorruptDatabase for more than _ALL_CHARS together: a database
-    that came with a project may hold any number."""
-    rows = conn.execute(
-        "SELECT session_id, content FROM session_notes WHERE scope = ? AND owner = ? "
-        "AND typeof(content) = 'text' AND length(content) BETWEEN 1 AND ?",
-        (scope, owner, chars),
-    )
-    found, size = dict[str, str](), 0
-    for sid, content in rows:
-        size += len(str(sid)) + len(content)
-        if size > _ALL_CHARS:
-            raise CorruptDatabase(f"the notes of {owner!r} are longer than any that were made here")
-        found[str(sid)] = content
-    return found
-
-
-def set_notes(
-    conn: sqlite3.Connection, scope: str, sid: str, content: str, owner: str = ""
-) -> None:
+def set_notes(conn: Connection, scope: str, sid: str, content: str, owner: str = "") -> None:
     """Replace what is kept. Raises SessionNotFound, and BadRequest for more than NOTES_CHARS."""
     if len(content) > NOTES_CHARS:
         raise BadRequest(f"an agent keeps at most {NOTES_CHARS} characters with a session")

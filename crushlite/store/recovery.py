@@ -39,7 +39,7 @@ from .runs import RUN_COLUMNS, RunRow, end_run, find_run, run_from_row, start_ru
 from .sessions import child_ids
 
 if TYPE_CHECKING:
-    import sqlite3
+    from .connection import Connection
 
 INTERRUPTED = "interrupted: the daemon stopped"
 _END = 2**63 - 1  # a position behind all others
@@ -50,7 +50,7 @@ class _Placed(NamedTuple):
     message: Message
 
 
-def recover(conn: sqlite3.Connection, boot_id: str, now: float) -> list[str]:
+def recover(conn: Connection, boot_id: str, now: float) -> list[str]:
     """End the unfinished runs of earlier daemons, oldest first; return their ids. Raises
     CorruptDatabase and others if rows make no sense."""
     # First, so that a half-written summary is not taken for the answer of the run it served.
@@ -76,7 +76,7 @@ class _Prompts:
     """Where the user messages of the runs of a session stand. Read once: a session may have many
     thousands of runs, and hundreds of them may be open."""
 
-    def __init__(self, conn: sqlite3.Connection, scope: str, sid: str) -> None:
+    def __init__(self, conn: Connection, scope: str, sid: str) -> None:
         rows = conn.execute(
             """
             SELECT messages.position, runs.carrier FROM runs JOIN messages
@@ -102,9 +102,7 @@ class _Prompts:
         return _END
 
 
-def _recover_run(
-    conn: sqlite3.Connection, scope: str, row: RunRow, prompts: _Prompts, now: float
-) -> None:
+def _recover_run(conn: Connection, scope: str, row: RunRow, prompts: _Prompts, now: float) -> None:
     """Restore the prompt of a run, finish what is open in its turn, add an answer if there is none,
     and set its outcome. A rider gets the outcome and the answer of its carrier."""
     carrier = find_run(conn, scope, row.carrier) if row.carrier else None
@@ -129,7 +127,7 @@ def _recover_run(
 
 
 def _restore_prompt(
-    conn: sqlite3.Connection, scope: str, row: RunRow, prompts: _Prompts, now: float
+    conn: Connection, scope: str, row: RunRow, prompts: _Prompts, now: float
 ) -> int:
     """Write the user message if it is missing; return its position."""
     position = position_of(conn, scope, row.user_message_id)
@@ -147,7 +145,7 @@ def _restore_prompt(
     return position
 
 
-def _last_time(conn: sqlite3.Connection, scope: str, sid: str) -> int:
+def _last_time(conn: Connection, scope: str, sid: str) -> int:
     last = conn.execute(
         "SELECT created_at FROM messages WHERE scope = ? AND session_id = ? "
         "ORDER BY position DESC, seq DESC LIMIT 1",
@@ -169,9 +167,7 @@ def _binaries(attachments: str | None) -> list[Part]:
 # The turn ---------------------------------------------------------------------------------------
 
 
-def _messages(
-    conn: sqlite3.Connection, scope: str, sid: str, first: int, end: int
-) -> list[_Placed]:
+def _messages(conn: Connection, scope: str, sid: str, first: int, end: int) -> list[_Placed]:
     """The messages of a session from position `first` up to, and without, position `end`."""
     rows = conn.execute(
         f"""
@@ -189,7 +185,7 @@ def _messages(
     return placed
 
 
-def _mend(conn: sqlite3.Connection, scope: str, turn: list[_Placed], now: float) -> Message | None:
+def _mend(conn: Connection, scope: str, turn: list[_Placed], now: float) -> Message | None:
     """Finish the open messages and answer the open tool calls of a turn; return its last assistant
     message, None if it has none."""
     steps = [p.message for p in turn if _is_step(p.message)]
@@ -267,9 +263,7 @@ def _message(sid: str, role: str, at: int) -> Message:
 # Sessions without runs --------------------------------------------------------------------------
 
 
-def _other_sessions(
-    conn: sqlite3.Connection, rows: list[tuple[str, RunRow]]
-) -> list[tuple[str, str]]:
+def _other_sessions(conn: Connection, rows: list[tuple[str, RunRow]]) -> list[tuple[str, str]]:
     """Sessions that may hold open messages although none of their runs is open, by scope and id:
     those of sub-agents that worked for one of the runs in `rows`, and any with an open message. The
     latter only if all runs have ended: else the message may belong to a run of this daemon."""

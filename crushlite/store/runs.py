@@ -17,10 +17,9 @@ from .connection import check_row
 from .messages import insert_message, position_of
 
 if TYPE_CHECKING:
-    import sqlite3
-
     from ..protocol.messages import Message
     from ..protocol.runs import RunInfo
+    from .connection import Connection
 
 
 @dataclass(slots=True)
@@ -70,7 +69,7 @@ _ending = operator.attrgetter(
 _ENDED = {None: "", True: "AND outcome IS NOT NULL", False: "AND outcome IS NULL"}
 
 
-def insert_run(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | None:
+def insert_run(conn: Connection, scope: str, row: RunRow) -> RunRow | None:
     """Insert a run. Returns None if it was inserted, and its row if the same prompt was accepted
     before under this id. Raises RunIdReused if the id was given with another prompt, and
     SessionNotFound. One statement in the good case: every 202 waits for it."""
@@ -86,7 +85,7 @@ def insert_run(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | No
 
 
 def start_run(
-    conn: sqlite3.Connection,
+    conn: Connection,
     scope: str,
     run_id: str,
     user_message: Message,
@@ -109,7 +108,7 @@ def start_run(
     )
 
 
-def end_run(conn: sqlite3.Connection, scope: str, run: RunInfo) -> None:
+def end_run(conn: Connection, scope: str, run: RunInfo) -> None:
     """Set how a run ended, unless that is set. `folded_into` is empty for one that was not."""
     conn.execute(
         """
@@ -122,14 +121,14 @@ def end_run(conn: sqlite3.Connection, scope: str, run: RunInfo) -> None:
     )
 
 
-def find_run(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow | None:
+def find_run(conn: Connection, scope: str, run_id: str) -> RunRow | None:
     row = conn.execute(
         f"SELECT {RUN_COLUMNS} FROM runs WHERE scope = ? AND run_id = ?", (scope, run_id)
     ).fetchone()
     return None if row is None else run_from_row(row)
 
 
-def get_run(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow:
+def get_run(conn: Connection, scope: str, run_id: str) -> RunRow:
     row = find_run(conn, scope, run_id)
     if row is None:
         raise RunNotFound(f"run {run_id} not found")
@@ -137,7 +136,7 @@ def get_run(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow:
 
 
 def list_runs(
-    conn: sqlite3.Connection, scope: str, session_id: str | None, ended: bool | None
+    conn: Connection, scope: str, session_id: str | None, ended: bool | None
 ) -> list[RunRow]:
     """Runs in the order of their acceptance: of one session or (None) of all, and those that have
     ended, those that have not, or (None) both."""
@@ -150,13 +149,13 @@ def list_runs(
     return [run_from_row(row) for row in rows]
 
 
-def ended_among(conn: sqlite3.Connection, scope: str, run_ids: list[str]) -> list[RunRow]:
+def ended_among(conn: Connection, scope: str, run_ids: list[str]) -> list[RunRow]:
     """Those of the named runs that have ended."""
     found = (find_run(conn, scope, run_id) for run_id in run_ids)
     return [row for row in found if row is not None and row.outcome is not None]
 
 
-def is_first_prompt(conn: sqlite3.Connection, scope: str, sid: str, run_id: str) -> bool:
+def is_first_prompt(conn: Connection, scope: str, sid: str, run_id: str) -> bool:
     """Whether no prompt came before this run in its session, not counting empty and cleared ones:
     the title is made from the first."""
     earlier = conn.execute(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+if TYPE_CHECKING:
+    Query = Callable[Concatenate[Connection, str, P], T]
 
 
 class ScopedStore:
@@ -28,31 +30,18 @@ class ScopedStore:
         self.store = store
         self.scope = scope
 
-    def read(
-        self,
-        query: Callable[Concatenate[Connection, str, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> asyncio.Future[T]:
+    def read(self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run a query on the read-only connection; it sees every write whose future is done."""
         scope = self.scope
         return self.store.read(lambda conn: query(conn, scope, *args, **kwargs))
 
-    def write(
-        self,
-        query: Callable[Concatenate[Connection, str, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> asyncio.Future[T]:
+    def write(self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Queue a write; the future is done after its COMMIT. See `Store.submit`."""
         scope = self.scope
         return self.store.submit(lambda conn: query(conn, scope, *args, **kwargs))
 
     def write_durably(
-        self,
-        query: Callable[Concatenate[Connection, str, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> asyncio.Future[T]:
         """A write whose commit also survives a power cut."""
         scope = self.scope

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from ..errors import BadRequest, CrushliteError, SessionNotFound
 from ..records import dataclass
 from ..store.files import Change
-from ..threads import DaemonThreads
 from ..wing import WorkspacePart
+from ..worktree.threads import FileThreads
 from .queries import record_gaps
 from .snapshot import Difference, Snapshot, Snapshots, differences
 from .undoing import Undoing
@@ -55,7 +55,7 @@ class ChangesPart(WorkspacePart):
         self._workspace = workspace
         self._snapshots = Snapshots(workspace.path, (workspace.store.store.data_dir,), limits)
         # One snapshot at a time, in a thread that nothing else uses: a project may take long.
-        self._thread = DaemonThreads(1, "snapshots")
+        self._thread = FileThreads(1, "snapshots")
         self._watches: set[SnapshotWatch] = set()
         self._reports = 0
         # By path: the number of the last report and the state it left. Kept while a command runs.

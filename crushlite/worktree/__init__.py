@@ -5,6 +5,7 @@
     rules        patterns of paths, and what .gitignore and .crushignore leave out
     names        what a path that does not exist may have been meant to be
     frontmatter  the fields at the head of a Markdown file
+    threads      for all that blocks, which is all of this but the fields: bounded in time
 
-All but the last blocks: call it in a thread. Knows nothing of sessions, runs or the store.
+Knows nothing of sessions, runs or the store.
 """

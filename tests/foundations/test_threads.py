@@ -8,9 +8,9 @@ import subprocess
 import sys
 import threading
 
-from crushlite import threads
 from crushlite.errors import BadRequest
-from crushlite.threads import DaemonThreads
+from crushlite.worktree import threads
+from crushlite.worktree.threads import FileThreads
 from tests.support.basics import BoundedTestCase
 
 HANGS_AT_EXIT = """
@@ -38,7 +38,7 @@ print("left")
 class ThreadTests(BoundedTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.pool = DaemonThreads(1, self.id())
+        self.pool = FileThreads(1, self.id())
         self.gate = threading.Event()
         self.addCleanup(self.pool.shutdown)
         self.addCleanup(self.gate.set)
@@ -71,7 +71,7 @@ class ThreadTests(BoundedTestCase):
         return sum(thread.name == self.id() for thread in threading.enumerate())
 
     async def test_one_pool_that_hangs_does_not_hold_another_up(self) -> None:
-        other = DaemonThreads(1, "other")
+        other = FileThreads(1, "other")
         self.addCleanup(other.shutdown)
         hanging = [asyncio.ensure_future(self.pool.run(60, self.gate.wait)) for _ in range(5)]
         self.assertEqual(await other.run(60, lambda: "through"), "through")

@@ -10,6 +10,7 @@ import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crushlite.acp_agents import choices
 from crushlite.errors import NotFound
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session, Todo
@@ -174,6 +175,7 @@ MODULES: dict[str, ModuleType] = {
     "runs": runs,
     "files": files,
     "queries": queries,
+    "choices": choices,
     "notes": notes,
     "recovery": recovery,
 }
@@ -225,7 +227,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("files.last_read", "", "s1", "/path"),
     ("notes.set_notes", "", "s1", "kept"),
     ("notes.get_notes", "", "s1"),
-    ("notes.all_notes", "", "agent", 100),
+    ("choices.all_notes", "", "agent", 100),
 ]
 
 

@@ -8,6 +8,8 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from crushlite.acp_agents import choices
+from crushlite.acp_agents.choices import all_notes
 from crushlite.errors import (
     BadRequest,
     CorruptDatabase,
@@ -19,7 +21,7 @@ from crushlite.errors import (
 from crushlite.protocol.codec import encode
 from crushlite.protocol.messages import PARTS, FinishPart, Message, TextPart
 from crushlite.protocol.sessions import File, Session, Todo
-from crushlite.store import RunRow, connect, notes
+from crushlite.store import RunRow, connect
 from crushlite.store.connection import configure
 from crushlite.store.files import (
     Change,
@@ -38,7 +40,7 @@ from crushlite.store.messages import (
     save_message,
 )
 from crushlite.store.migrations import migrate
-from crushlite.store.notes import all_notes, set_notes
+from crushlite.store.notes import set_notes
 from crushlite.store.runs import (
     end_run,
     ended_among,
@@ -484,7 +486,7 @@ class NoteTests(QueryCase):
         ):
             set_notes(self.conn, "", sid, content, owner)
         self.assertEqual(all_notes(self.conn, "", "me", 100), {"s": "one"})
-        with mock.patch.object(notes, "_ALL_CHARS", 100), self.assertRaises(CorruptDatabase):
+        with mock.patch.object(choices, "_ALL_CHARS", 100), self.assertRaises(CorruptDatabase):
             all_notes(self.conn, "", "me", 101)
 
 

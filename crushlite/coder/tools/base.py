@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...errors import BadRequest
 from ...records import dataclass
-from ...threads import DaemonThreads
 from ...worktree.names import similar_paths
 from ...worktree.paths import OwnFolders, locate
+from ...worktree.threads import FileThreads
 from ..images import image_problem
 from ..providers.base import ToolSpec
 from .results import ResultFiles
@@ -48,7 +48,7 @@ class ToolContext:
     own: OwnFolders = field(default_factory=OwnFolders)  # closed to tools
     # For all calls that may block. Not shared with other workspaces or the rest of the daemon:
     # a file system that hangs takes these threads only.
-    threads: DaemonThreads = field(default_factory=lambda: DaemonThreads(4, "tools"))
+    threads: FileThreads = field(default_factory=lambda: FileThreads(4, "tools"))
     # Held while a search runs, by all workspaces of the daemon: each is two processes.
     searches: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SEARCHES))
     # By session and resolved path: the digest of a file's content when the model last saw it. A
