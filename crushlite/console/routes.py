@@ -205,7 +205,7 @@ class _File:
     tag: str
 
 
-class Surroundings(Protocol):
+class DaemonAround(Protocol):
     """What the routes use; only there once a daemon has begun."""
 
     clock: Clock
@@ -219,7 +219,7 @@ class Surroundings(Protocol):
 class ConsoleRoutes:
     """The page, and the routes through which it gets a token."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: DaemonAround) -> None:
         self._around = around
 
     @cached_property
