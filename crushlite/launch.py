@@ -26,7 +26,7 @@ import os
 import subprocess
 import threading
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from .client import Client, ConnectionFailed
 from .clock import SystemClock
@@ -45,7 +45,7 @@ from .records import dataclass
 from .version import WIRE_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
     from .client import RemoteWorkspace
@@ -62,6 +62,7 @@ TRIES = 3  # attempts to open a workspace in a daemon that does not leave meanwh
 TAIL_LINES = 10
 LOG_LIMIT = 1 << 20  # bytes: a longer log is emptied when the next daemon starts
 
+T = TypeVar("T")
 Probe = Literal["alive", "silent", "absent"]
 
 
@@ -155,43 +156,49 @@ async def ensure_daemon(wanted: Wanted) -> str:
                 _require_agent(await client.version(), address, wanted)
         return address
     parse_address(address)
-    state = await _probe(address)
-    if state != "alive" or await _asked_to_leave(address, wanted):
+    state, info = await _asked(address, Client.version)  # which shows that it is alive, too
+    if state == "refused":
+        state = await _probe(address)
+    if state != "alive" or (info is not None and await _asked_to_leave(address, info, wanted)):
         await _start(address, "absent" if state == "alive" else state, wanted)
     return address
 
 
 async def _probe(address: str) -> Probe:
-    """Whether a daemon answers at an address. Only a refused connection means that none is there:
-    a daemon that accepts one and does not answer may be busy, or leaving."""
+    """Whether a daemon at an address answers that it is well."""
+    state, _ = await _asked(address, Client.health)
+    return "silent" if state == "refused" else state
+
+
+async def _asked(
+    address: str, question: Callable[[Client], Awaitable[T]]
+) -> tuple[Probe | Literal["refused"], T | None]:
+    """Ask a daemon, if one is there, and return its answer if it gives one. Only a refused
+    connection means that none is there: a daemon that accepts one and does not answer may be busy,
+    or leaving."""
     try:
         async with Client(address) as client, asyncio.timeout(PROBE_SECONDS):
-            await client.health()
+            return "alive", await question(client)
     except WrongPeer:
         raise
     except ConnectionFailed as error:
-        return "silent" if error.reached else "absent"
-    except (CrushliteError, TimeoutError):
-        return "silent"
-    return "alive"
+        return "silent" if error.reached else "absent", None
+    except TimeoutError:
+        return "silent", None
+    except CrushliteError:
+        return "refused", None
 
 
-async def _asked_to_leave(address: str, wanted: Wanted) -> bool:
+async def _asked_to_leave(address: str, info: VersionInfo, wanted: Wanted) -> bool:
     """Ask a daemon of another version, or with another agent than the one that is wanted, to leave;
     returns whether it did. Raises UsageError if it stays, and serves another agent."""
     before = _identity(address)
+    other = bool(info.agent and wanted.agent and info.agent != wanted.agent)
+    # A server that is no crushlite was put there on purpose, and is not ours to replace.
+    if not info.version.startswith("crushlite-") or (info.version == WIRE_VERSION and not other):
+        _require_agent(info, address, wanted)
+        return False
     async with Client(address) as client:
-        try:
-            info = await client.version()
-        except CrushliteError:
-            return False  # it has gone meanwhile, as the create will show
-        other = bool(info.agent and wanted.agent and info.agent != wanted.agent)
-        # A server that is no crushlite was put there on purpose, and is not ours to replace.
-        if not info.version.startswith("crushlite-") or (
-            info.version == WIRE_VERSION and not other
-        ):
-            _require_agent(info, address, wanted)
-            return False
         try:
             await _ask_to_leave(client)
         except CrushliteError:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
+import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -401,14 +403,30 @@ class RunPrinter:
             return
         self._progress.hide()
         try:
-            # In a thread: a reader that stops reading must not keep us from handling Ctrl-C.
-            await asyncio.to_thread(_write, text)
+            if _is_taken_at_once(text):
+                _write(text)
+            else:
+                # In a thread: a reader that stops reading must not keep us from handling Ctrl-C.
+                await asyncio.to_thread(_write, text)
         except OSError as error:
             self.broken = error
             discard_stdout()
             self.stop()
         if not (self._terminal and self._output.midline):
             self._progress.show()
+
+
+def _is_taken_at_once(text: str) -> bool:
+    """Whether standard output is a file, or a pipe with room for the text: then no thread has to be
+    started to write it."""
+    try:
+        descriptor = sys.stdout.fileno()
+        mode = os.fstat(descriptor).st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISFIFO(mode) and len(text.encode("utf-8", "replace")) <= select.PIPE_BUF:
+        return bool(select.select((), (descriptor,), (), 0)[1])
+    return stat.S_ISREG(mode)
 
 
 def _write(text: str) -> None:

@@ -378,7 +378,8 @@ class _Asked:
         talks = form in ("text", "final") and not self._options.quiet and is_there()
         await self._workspace.init(interactive=talks)
         self._posting = True
-        start = self._workspace.start(self.prompt, session_id, **self._fields())
+        is_new = not (self._options.session or self._options.last)
+        start = self._workspace.start(self.prompt, session_id, new_session=is_new, **self._fields())
         async with start as run:
             self._run = run
             if self._stopped:

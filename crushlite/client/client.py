@@ -42,10 +42,15 @@ class RemoteWorkspace(WorkspaceRequests):
         async with self.start(text, session_id, **options) as run:
             return await run.end()
 
-    def start(self, text: str, session_id: str = "", **options: Any) -> RunStream:
+    def start(
+        self, text: str, session_id: str = "", *, new_session: bool = False, **options: Any
+    ) -> RunStream:
         """A prompt and the events of its run, to be used in `async with`: subscribes before it
-        sends the prompt, so that no event is missed. The options are those of `prompt`."""
-        return RunStream(self, session_id=session_id, prompt=text, options=options)
+        sends the prompt, so that no event is missed. `new_session`: the session was made for this
+        prompt. The other options are those of `prompt`."""
+        return RunStream(
+            self, session_id=session_id, prompt=text, new_session=new_session, options=options
+        )
 
     def follow(self, run_id: str) -> RunStream:
         """The events of any run, from its beginning, also if it has ended; to be used in

@@ -148,14 +148,17 @@ class RunStream:
         run_id: str = "",
         session_id: str = "",
         prompt: str | None = None,
+        new_session: bool = False,
         options: dict[str, Any] | None = None,
     ) -> None:
+        """`new_session`: the session was made for this prompt, and had no run before."""
         self.workspace = workspace
         self.run_id = run_id
         self.session_id = session_id
         self.accepted: Accepted | None = None  # if we posted it
         self.ending: RunComplete | None = None
         self._prompt = prompt
+        self._new_session = new_session
         self._options = dict(options or {})
         self._events: EventStream | None = None
         self._follower = Follower(run_id, session_id)
@@ -228,10 +231,10 @@ class RunStream:
 
     async def _post(self, prompt: str) -> None:
         over: set[str] = set()
-        if self.session_id:
+        if self.session_id and not self._new_session:
             runs = await self.workspace.runs(self.session_id)
             over = {run.run_id for run in runs if run.state == "ended"}
-        else:
+        elif not self.session_id:
             title = " ".join(prompt.split())[:TITLE_CHARS]
             self.session_id = (await self.workspace.create_session(title)).id
         self._events = await EventStream(self.workspace).__aenter__()

@@ -21,7 +21,7 @@ import re
 import time
 from collections import OrderedDict
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..api.auth import WrongKeys
 from ..api.context import answer, body, optional_body
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from ..api.context import Context
     from ..clock import Clock, Timer
     from ..http.messages import Request
-    from .wing import ConsoleWing
+    from ..wing import Ports
+    from .tabs import Tabs
 
 CODE_SECONDS = 600.0
 CODES = 32  # codes that are valid at a time; the oldest is dropped for the next
@@ -204,23 +205,34 @@ class _File:
     tag: str
 
 
+class DaemonAround(Protocol):
+    """What the routes use; only there once a daemon has begun."""
+
+    clock: Clock
+    ports: Ports
+
+    @property
+    def tabs(self) -> Tabs:
+        """The keys of pages."""
+
+
 class ConsoleRoutes:
     """The page, and the routes through which it gets a token."""
 
-    def __init__(self, wing: ConsoleWing) -> None:
-        self._wing = wing  # which has no clock and no ports before there is a daemon
+    def __init__(self, around: DaemonAround) -> None:
+        self._around = around
 
     @cached_property
     def _codes(self) -> Codes:
-        return Codes(self._wing.clock)
+        return Codes(self._around.clock)
 
     @cached_property
     def _wrong(self) -> WrongKeys:
-        return WrongKeys(self._wing.clock)
+        return WrongKeys(self._around.clock)
 
     @cached_property
     def _challenges(self) -> Challenges:
-        return Challenges(self._wing.clock)
+        return Challenges(self._around.clock)
 
     def table(self) -> Sequence[Entry]:
         return (
@@ -317,9 +329,9 @@ class ConsoleRoutes:
         if wanted.allow_host and not HOST.fullmatch(wanted.allow_host):
             raise BadRequest(f"allow_host {wanted.allow_host!r}: use NAME:PORT")
         try:
-            url, port = await self._wing.ports.loopback(wanted.port)
+            url, port = await self._around.ports.loopback(wanted.port)
             if wanted.allow_host:
-                self._wing.ports.allow_host(wanted.allow_host)
+                self._around.ports.allow_host(wanted.allow_host)
                 url = f"http://{wanted.allow_host}"
             address = self.address(url, port, wanted.path)
         except UsageError as error:
@@ -342,7 +354,7 @@ class ConsoleRoutes:
         path = self._codes.redeem(given.code, port)
         if path is None:
             raise self._refusal(request)
-        return WebToken(self._wing.ports.token_of(port), path)
+        return WebToken(self._around.ports.token_of(port), path)
 
     def _refusal(self, request: Request) -> HTTPError:
         """Count a wrong code, key or proof. Raises 429 if there were too many."""
@@ -356,7 +368,7 @@ class ConsoleRoutes:
         if not port:
             raise BadRequest("only a page has use for a key: ask on a TCP port")
         try:
-            tab_id, key = self._wing.tabs.add(port, host)
+            tab_id, key = self._around.tabs.add(port, host)
         except UsageError as error:
             raise Conflict(error.message) from None
         return answer(WebTab(tab_id, key), headers=NO_STORE)
@@ -364,7 +376,7 @@ class ConsoleRoutes:
     def _key(self, name: str, request: Request) -> bytes:
         """The key of a page or of a code. Raises HTTPError if it is not known here."""
         port, host = _place(request)
-        key = self._wing.tabs.key(port, host, name) or self._codes.key(name, port)
+        key = self._around.tabs.key(port, host, name) or self._codes.key(name, port)
         if key is None:
             raise self._refusal(request)
         return key
@@ -385,10 +397,10 @@ class ConsoleRoutes:
         if not self._challenges.prove(key, host, given.id, given.proof):
             raise self._refusal(request)
         path = self._codes.use(key, port)  # None for the key of a tab, and for a code that expired
-        if path is None and self._wing.tabs.key(port, host, given.id) is None:
+        if path is None and self._around.tabs.key(port, host, given.id) is None:
             raise self._refusal(request)
-        self._wing.tabs.use(port, given.id)
-        return answer(WebToken(self._wing.ports.token_of(port), path or ""), headers=NO_STORE)
+        self._around.tabs.use(port, given.id)
+        return answer(WebToken(self._around.ports.token_of(port), path or ""), headers=NO_STORE)
 
 
 def _place(request: Request) -> tuple[int, str]:

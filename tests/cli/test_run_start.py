@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import unittest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.launch import Wanted, joined
 from crushlite.testing import LocalDaemon
+from crushlite.version import __version__
 from tests.support.cli import PATIENCE, ROOT, Child, CommandCase
 from tests.support.scenarios import scenario
 
@@ -177,10 +178,35 @@ class ImportTests(unittest.TestCase):
         script = (
             "import sys\nfrom crushlite.cli import main\n"
             "try:\n    main(['run', '--help'])\nexcept SystemExit:\n    pass\n"
-            "heavy = ('sqlite3', 'crushlite.daemon', 'crushlite.hosting', 'crushlite.store')\n"
+            "heavy = ('sqlite3', 'crushlite.daemon', 'crushlite.hosting', 'crushlite.store',\n"
+            "  'pathlib', 'urllib.parse', 'hashlib', 'crushlite.cli.chat_dialogs',\n"
+            "  'crushlite.protocol.large', 'crushlite.protocol.changes',\n"
+            "  'crushlite.client.elements')\n"
             "print([name for name in heavy if name in sys.modules])\n"
         )
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
         self.assertEqual((done.stdout.splitlines()[-1], done.stderr), ("[]", ""))
         self.assertIn("141", done.stdout)
+
+
+class ProcessTests(unittest.TestCase):
+    def end_of(self, **streams: Any) -> tuple[int, str]:
+        script = (
+            "import atexit, sys\nfrom crushlite.cli import process\n"
+            "class Kept:\n    def __del__(self):\n        print('taken apart')\n"
+            "kept, sys.argv = Kept(), ['crushlite', '--version']\n"
+            "atexit.register(print, 'exit function')\nprocess()\n"
+        )
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, cwd=ROOT, text=True, timeout=PATIENCE, **streams)
+        return done.returncode, done.stdout or ""
+
+    def test_a_process_does_what_was_registered_and_flushes_but_is_not_taken_apart(self) -> None:
+        printed = f"crushlite {__version__}\nexit function\n"
+        self.assertEqual(self.end_of(stdout=subprocess.PIPE), (0, printed))
+
+    def test_output_that_cannot_be_written_is_no_success(self) -> None:
+        with open("/dev/full", "w") as full:
+            code, _ = self.end_of(stdout=full, stderr=subprocess.DEVNULL)
+        self.assertNotEqual(code, 0)

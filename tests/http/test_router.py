@@ -92,6 +92,30 @@ class Routing(unittest.TestCase):
             router.admit(head("HEAD", "/x"))
         self.assertEqual(caught.exception.headers, (("Allow", "POST"),))
 
+    def test_all_routes_are_made_with_the_first_request_that_none_of_the_first_fits(self) -> None:
+        first, later = Recorder(), Recorder()
+        asked: list[str] = []
+
+        def whole() -> list[Route]:
+            asked.append("whole")
+            if len(asked) == 1:
+                raise ValueError("not yet")
+            return [Route("GET", "/a", later), Route("POST", "/b", later)]
+
+        router = Router([Route("GET", "/a", first)], whole=whole)
+        self.assertIs(router.admit(head("HEAD", "/a")).route.handler, first)
+        self.assertEqual(asked, [])
+        with self.assertRaises(ValueError):
+            router.admit(head("POST", "/b"))
+        self.assertIs(router.admit(head("GET", "/a")).route.handler, first)
+        self.assertIs(router.admit(head("POST", "/b")).route.handler, later)
+        self.assertIs(router.admit(head("GET", "/a")).route.handler, later)
+        for method, target, status in (("GET", "/c", 404), ("GET", "/b", 405)):
+            with self.assertRaises(HTTPError) as raised:
+                router.admit(head(method, target))
+            self.assertEqual(raised.exception.status, status)
+        self.assertEqual(len(asked), 2)
+
     def test_admission_carries_the_routes_limits(self) -> None:
         router = Router([Route("POST", "/x", Recorder(), body_limit=5, urgent=True)])
         admission = router.admit(head("POST", "/x"))
