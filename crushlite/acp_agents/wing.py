@@ -8,7 +8,7 @@ from ..agent.base import Agent
 from ..api.context import answer, body
 from ..api.entry import Entry, W
 from ..errors import BadRequest, UsageError
-from ..features.agents import OfferedAgent, SessionAgent
+from ..features.wire import OfferedAgent, SessionAgent
 from ..wing import Wing
 from .command import PREFIX, read_command
 

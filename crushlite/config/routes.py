@@ -8,7 +8,7 @@ from ..api.agent import own_small_model, required_provider
 from ..api.context import EMPTY, answer, body, wire_config
 from ..api.features import chosen_is_own
 from ..errors import NotFound
-from ..features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
+from ..features.wire import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
 from ..protocol.config import ModelChoice
 from ..protocol.events import ConfigChanged
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..api.agent import PROVIDER
 from ..api.entry import Entry, Param, W
 from ..errors import ConfigError
-from ..features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
+from ..features.wire import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
 from ..protocol.config import ModelChoice, SelectedModel
 from ..wing import Wing
 from . import routes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..api.entry import Entry, Param, W
-from ..features.servers import GetPrompt, McpState, NamedServer, UsedServers, WantServers
+from ..features.wire import GetPrompt, McpState, NamedServer, UsedServers, WantServers
 from ..wing import Wing
 from ..wings import has_wing
 from . import routes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.context import EMPTY, answer
 from ..api.entry import Entry, Param
-from ..features.health import Health
+from ..features.wire import Health
 from ..http.messages import Response
 from ..wing import Wing
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..http.messages import Request
     from ..wing import Ports
-    from .vitals import Vitals
+    from .watchdog import Vitals
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
 VERBOSE = Param("verbose", "1: report the daemon's state, and test whether its stores can write.")
@@ -40,7 +40,7 @@ class ReportsWing(Wing):
 
     @cached_property
     def vitals(self) -> Vitals:
-        from .vitals import Vitals
+        from .watchdog import Vitals
 
         return Vitals(self._clock)
 

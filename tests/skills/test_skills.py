@@ -16,7 +16,7 @@ from crushlite.api.context import answer, body
 from crushlite.api.entry import Entry, W
 from crushlite.clock import FakeClock
 from crushlite.fake_model import End, Say
-from crushlite.features.servers import GetPrompt
+from crushlite.features.wire import GetPrompt
 from crushlite.skills.part import SkillsPart
 from crushlite.testing import LocalDaemon
 from crushlite.wing import Wing, WorkspacePart
