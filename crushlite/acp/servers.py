@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..client.wire import is_temporary
 from ..errors import CrushliteError, NotFound
 from ..features import requests
-from ..features.servers import ClientServer
+from ..features.wire import ClientServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

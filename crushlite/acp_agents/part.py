@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..agent.base import Agent
 from ..commands.environment import hide_secrets
 from ..errors import BadRequest, CrushliteError
-from ..features.agents import OfferedAgent
+from ..features.wire import OfferedAgent
 from ..store import sessions as session_rows
 from ..wing import WorkspacePart
 from ..wings import has_wing

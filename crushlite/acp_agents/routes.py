@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..api.context import answer, body
 from ..api.entry import Entry, W
-from ..features.agents import OfferedAgent, SessionAgent
+from ..features.wire import OfferedAgent, SessionAgent
 
 if TYPE_CHECKING:
     from ..api.context import Context

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ..config.providers import Provider
     from ..config.view import Config
-    from ..features.health import Health
+    from ..features.wire import Health
 
 OLDEST = (3, 11)
 CONNECT_SECONDS = 3.0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..client import RemoteWorkspace
-    from ..features.servers import McpState
+    from ..features.wire import McpState
 
 DESCRIPTION = """\
 List the tool servers that the section `mcp` of your crush.json names: whether each is connected,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ..client import RemoteWorkspace
-    from ..features.health import Health
+    from ..features.wire import Health
     from ..protocol.runs import RunInfo
     from ..protocol.sessions import Session
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ..client import RemoteWorkspace
-    from ..features.changes import FileChange, RunChanges, UndoAnswer
+    from ..features.wire import FileChange, RunChanges, UndoAnswer
 
 LOOKED_AT = 50  # runs, for one with something to put back
 SHOWN_LINES = 400  # of the diff of one file

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..agent.base import Agent, AgentFactory
-    from ..features.config import ProviderKey
+    from ..features.wire import ProviderKey
     from ..protocol.config import AgentInfo, ModelChoice, SelectedModel
     from ..protocol.permissions import PermissionRule
     from .loading import ConfigFiles

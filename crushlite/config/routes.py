@@ -9,7 +9,7 @@ from ..api.context import EMPTY, answer, body, wire_config
 from ..api.entry import Entry, Param, W
 from ..api.features import chosen_is_own
 from ..errors import NotFound
-from ..features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
+from ..features.wire import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
 from ..protocol.config import ModelChoice, SelectedModel
 from ..protocol.events import ConfigChanged
 

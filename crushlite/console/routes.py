@@ -27,7 +27,7 @@ from ..api.auth import WrongKeys
 from ..api.context import answer, body, optional_body
 from ..api.entry import Entry
 from ..errors import BadRequest, Conflict, UsageError
-from ..features.web import WebAddress, WebRequest
+from ..features.wire import WebAddress, WebRequest
 from ..http.messages import HTTPError, Response
 from ..listen import default_socket, private_directory
 from ..records import dataclass

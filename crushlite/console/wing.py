@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..api.entry import Entry
     from ..clock import Clock
-    from ..features.web import WebAddress
+    from ..features.wire import WebAddress
     from ..wing import Ports
     from .routes import ConsoleRoutes
     from .tabs import Tabs

@@ -11,13 +11,25 @@ from ..errors import CrushliteError, NotFound
 from ..protocol.codec import decode, dumps, encode, loads
 from ..protocol.config import ModelChoice
 from ..protocol.features import CommandInfo
-from .agents import OfferedAgent, SessionAgent
-from .changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
-from .commands import ExpandCommand, ExpandedCommand
-from .config import ProviderKey, RemoveValue, SetValue
-from .health import Health
-from .servers import McpState, UsedServers, WantServers
-from .web import WebAddress, WebRequest
+from .wire import (
+    ChangedRun,
+    ExpandCommand,
+    ExpandedCommand,
+    Health,
+    McpState,
+    OfferedAgent,
+    ProviderKey,
+    RemoveValue,
+    RunChanges,
+    SessionAgent,
+    SetValue,
+    UndoAnswer,
+    UndoRequest,
+    UsedServers,
+    WantServers,
+    WebAddress,
+    WebRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -25,7 +37,7 @@ if TYPE_CHECKING:
     from ..client import Client
     from ..client.requests import WorkspaceRequests
     from ..protocol.config import SelectedModel
-    from .servers import ClientServer
+    from .wire import ClientServer
 
 _LINE_BYTES = 1 << 20  # of an answer that is read in lines
 

@@ -13,7 +13,7 @@ from ..config.expand import Refused
 from ..config.secrets import looks_secret, url_secrets, worth_hiding
 from ..config.toolservers import TYPES, ToolServer, sendable_headers
 from ..errors import BadRequest
-from ..features.servers import UsedServers
+from ..features.wire import UsedServers
 from ..http.messages import Stream
 from ..protocol.codec import dumps, encode
 from .naming import plain
@@ -21,7 +21,7 @@ from .naming import plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from ..features.servers import ClientServer
+    from ..features.wire import ClientServer
     from ..http.messages import ByteSink, Pairs
 
 MOST = 50  # of all clients of a workspace

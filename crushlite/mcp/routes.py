@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..api.context import EMPTY, answer, body
 from ..api.entry import Entry, Param, W
 from ..errors import BadRequest, NotFound
-from ..features.servers import GetPrompt, McpState, NamedServer, UsedServers, WantServers
+from ..features.wire import GetPrompt, McpState, NamedServer, UsedServers, WantServers
 from ..protocol.features import NEVER
 from .errors import ServerError
 from .wire import McpPrompt, McpPromptArgument

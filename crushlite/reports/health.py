@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..clock import wait_at_most
-from ..features.health import Check, Health
+from ..features.wire import Check, Health
 from ..records import dataclass
 from ..version import WIRE_VERSION
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..hosting.backend import Backend
     from ..store import Store
-    from .vitals import Vitals
+    from .watchdog import Vitals
 
 STORE_SECONDS = 1.0  # a store that needs longer to write something is reported
 LAG_SECONDS = 1.0  # an event loop that is later is reported; the watchdog calls it blocked then

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..hosting.backend import Backend
     from ..http.server import Statistics
-    from .vitals import Vitals
+    from .watchdog import Vitals
 
 CLASSES = (2, 3, 4, 5)  # of statuses: listed from the start, so that a rate sees the first one
 

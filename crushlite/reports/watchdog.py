@@ -15,6 +15,10 @@ import sys
 import threading
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -96,3 +100,24 @@ class Watchdog:
                 found = TracebackType(found, frame, frame.f_lasti, frame.f_lineno or 0)
                 frame = frame.f_back
         return found
+
+
+class Vitals:
+    """The daemon as health and metrics see it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.loop = Watchdog()
+        self._began = clock.time()
+
+    def begin(self) -> None:
+        """The daemon has started, and its loop is this one."""
+        self._began = self.clock.time()
+        self.loop.start()
+
+    def end(self) -> None:
+        self.loop.stop()
+
+    @property
+    def uptime(self) -> float:
+        return self.clock.time() - self._began

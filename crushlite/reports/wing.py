@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..http.messages import Request
     from ..wing import Ports
-    from .vitals import Vitals
+    from .watchdog import Vitals
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
 
@@ -37,7 +37,7 @@ class ReportsWing(Wing):
 
     @cached_property
     def vitals(self) -> Vitals:
-        from .vitals import Vitals
+        from .watchdog import Vitals
 
         return Vitals(self._clock)
 
@@ -49,7 +49,7 @@ class ReportsWing(Wing):
 
     def routes(self) -> Sequence[Entry]:
         from ..api.entry import Entry, Param
-        from ..features.health import Health
+        from ..features.wire import Health
 
         verbose = "1: report the daemon's state, and test whether its stores can write."
         return (

@@ -12,7 +12,7 @@ from ..api.context import answer, body
 from ..api.entry import Entry, W
 from ..clock import time_limit
 from ..errors import CrushliteError, NotFound
-from ..features.commands import ExpandCommand, ExpandedCommand, ReadSkill
+from ..features.wire import ExpandCommand, ExpandedCommand, ReadSkill
 from ..protocol.features import CommandInfo
 from .wire import SkillContent, SkillInfo
 

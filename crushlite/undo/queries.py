@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import RunNotFound
-from ..features.changes import ChangedRun
+from ..features.wire import ChangedRun
 from ..records import dataclass
 from ..store.connection import check_row
 from ..store.files import state_from_row

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..api.context import answer, body
 from ..api.entry import Entry, W
-from ..features.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
+from ..features.wire import ChangedRun, RunChanges, UndoAnswer, UndoRequest
 
 if TYPE_CHECKING:
     from ..api.context import Context

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Conflict, SessionBusy
-from ..features.changes import FileChange, RunChanges, UndoAnswer
+from ..features.wire import FileChange, RunChanges, UndoAnswer
 from ..records import dataclass
 from ..store.files import Change
 from ..unique import new_id

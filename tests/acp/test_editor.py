@@ -13,7 +13,7 @@ from crushlite.agent.base import Usage
 from crushlite.api.context import answer, body
 from crushlite.api.entry import Entry, W
 from crushlite.errors import BadRequest
-from crushlite.features.commands import ExpandCommand
+from crushlite.features.wire import ExpandCommand
 from crushlite.jsonrpc.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.acp.servers import MOST, servers_of
 from crushlite.api.context import body
 from crushlite.api.entry import Entry, W
-from crushlite.features.servers import ClientServer, UsedServers, WantServers
+from crushlite.features.wire import ClientServer, UsedServers, WantServers
 from crushlite.http.messages import Stream
 from crushlite.protocol.codec import dumps, encode
 from crushlite.wing import Wing

@@ -21,12 +21,21 @@ from unittest import mock
 from crushlite.api import context, routes
 from crushlite.console.routes import PUBLIC_BODY
 from crushlite.console.wire import WebCode, WebHello, WebProof
-from crushlite.features.agents import SessionAgent
-from crushlite.features.changes import UndoRequest
-from crushlite.features.commands import ExpandCommand, ReadSkill
-from crushlite.features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
-from crushlite.features.servers import GetPrompt, NamedServer, WantServers
-from crushlite.features.web import WebRequest
+from crushlite.features.wire import (
+    CompactMode,
+    ExpandCommand,
+    GetPrompt,
+    NamedServer,
+    OAuthRefresh,
+    ProviderKey,
+    ReadSkill,
+    RemoveValue,
+    SessionAgent,
+    SetValue,
+    UndoRequest,
+    WantServers,
+    WebRequest,
+)
 from crushlite.lsp.wire import StartLSP
 from crushlite.protocol.codec import LARGE
 from crushlite.protocol.config import AgentInit, ModelChoice

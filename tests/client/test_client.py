@@ -16,8 +16,8 @@ from crushlite import errors
 from crushlite.cli.export import export
 from crushlite.client import Client, ConnectionFailed
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound, Unavailable
-from crushlite.features import changes, requests as features
-from crushlite.features.health import Health
+from crushlite.features import requests as features, wire as changes
+from crushlite.features.wire import Health
 from crushlite.http.messages import Response
 from crushlite.http.sse import SSEParser
 from crushlite.protocol import (

@@ -22,7 +22,7 @@ from crushlite.clock import SystemClock
 from crushlite.console.routes import CODE_SECONDS, CODES, Codes
 from crushlite.daemon import PORTS
 from crushlite.errors import ShuttingDown
-from crushlite.features.web import WebAddress
+from crushlite.features.wire import WebAddress
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.listen import TokenFile, directory_lock
 from crushlite.testing import LocalDaemon

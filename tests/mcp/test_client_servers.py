@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.client import Client
 from crushlite.errors import BadRequest
 from crushlite.features import requests
-from crushlite.features.servers import ClientServer, UsedServers
+from crushlite.features.wire import ClientServer, UsedServers
 from crushlite.mcp import client_servers
 from tests.support.configured import marked, new_mark, until
 from tests.support.mcp import McpTestCase, scripted

@@ -16,20 +16,33 @@ from typing import Any
 
 from crushlite.console.wire import WebChallenge, WebCode, WebHello, WebProof, WebTab, WebToken
 from crushlite.errors import BadRequest
-from crushlite.features.agents import OfferedAgent, SessionAgent
-from crushlite.features.changes import ChangedRun, FileChange, RunChanges, UndoAnswer, UndoRequest
-from crushlite.features.commands import ExpandCommand, ExpandedCommand, ReadSkill
-from crushlite.features.config import CompactMode, OAuthRefresh, ProviderKey, RemoveValue, SetValue
-from crushlite.features.health import Check, Health
-from crushlite.features.servers import (
+from crushlite.features.wire import (
+    ChangedRun,
+    Check,
     ClientServer,
+    CompactMode,
+    ExpandCommand,
+    ExpandedCommand,
+    FileChange,
     GetPrompt,
+    Health,
     McpState,
     NamedServer,
+    OAuthRefresh,
+    OfferedAgent,
+    ProviderKey,
+    ReadSkill,
+    RemoveValue,
+    RunChanges,
+    SessionAgent,
+    SetValue,
+    UndoAnswer,
+    UndoRequest,
     UsedServers,
     WantServers,
+    WebAddress,
+    WebRequest,
 )
-from crushlite.features.web import WebAddress, WebRequest
 from crushlite.lsp.wire import LSPClientInfo, StartLSP
 from crushlite.mcp.wire import McpPrompt, McpPromptArgument
 from crushlite.protocol import codec, events, permissions

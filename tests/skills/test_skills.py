@@ -15,7 +15,7 @@ from unittest import mock
 from crushlite.api.context import answer, body
 from crushlite.api.entry import Entry, W
 from crushlite.fake_model import End, Say
-from crushlite.features.servers import GetPrompt
+from crushlite.features.wire import GetPrompt
 from crushlite.skills.part import SkillsPart
 from crushlite.testing import LocalDaemon
 from crushlite.testing.fake_clock import FakeClock

@@ -6,13 +6,9 @@ import dataclasses
 import importlib
 import pkgutil
 
-import crushlite.features
 import crushlite.protocol
 
-OF_WINGS = (
-    *("console.wire", "lsp.wire", "mcp.wire", "skills.wire"),
-    *(info.name for info in pkgutil.iter_modules(crushlite.features.__path__, "features.")),
-)
+OF_WINGS = ("console.wire", "features.wire", "lsp.wire", "mcp.wire", "skills.wire")
 
 
 def wire_class(name: str) -> type:
