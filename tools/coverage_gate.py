@@ -1,7 +1,7 @@
 """The coverage gate: each small machine is covered wholly, branches too, by its OWN tests.
 
-A line that some far-away test happens to run is not tested. So every module here is measured
-alone, while only the tests of its name run. Data files go to a temporary folder.
+A line that some far-away test happens to run is not tested. So every module here is measured while
+only its own tests run. Data files go to a temporary folder.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -38,39 +39,48 @@ def coverage(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def problem_of(module: str, folder: Path) -> str:
-    """What keeps a module from passing; empty if it is covered wholly."""
-    test = MODULES[module]
+def problems_of(test: str, modules: Sequence[str], folder: Path) -> dict[str, str]:
+    """What keeps each of the modules with these tests from passing; empty if it is covered
+    wholly."""
     # A module that was renamed must not slip out of the gate.
-    absent = [path for path in (module, test) if not (ROOT / path).exists()]
+    absent = [path for path in (*modules, test) if not (ROOT / path).exists()]
     if absent:
-        return f"{' and '.join(absent)}: no such file"
-    name = module.removesuffix(".py").replace("/", ".")
-    data = f"--data-file={folder / name}"
+        return dict.fromkeys(modules, f"{' and '.join(absent)}: no such file")
+    names = [module.removesuffix(".py").replace("/", ".") for module in modules]
+    data = f"--data-file={folder / names[0]}"
     # --source, not --include: the configuration names the whole package as the source, and
     # beside a source coverage ignores --include.
-    measure = ("run", data, "--branch", f"--source={name}")
+    measure = ("run", data, "--branch", f"--source={','.join(names)}")
     # The named cases must cover the module by themselves: an exploration that happens to pass by
     # says nothing about what a line is for, and takes minutes under measurement.
     named = ("-k", "not Exploration and not RandomWalk")
     ran = coverage(*measure, "-m", "pytest", "-q", "-p", "no:cacheprovider", *named, test)
     if ran.returncode != 0:
-        return f"{test} did not pass under coverage:\n{ran.stdout}"
-    report = coverage("report", data, f"--include={module}", "--show-missing", "--fail-under=100")
-    return "" if report.returncode == 0 else f"{test} does not cover it wholly:\n{report.stdout}"
+        return dict.fromkeys(modules, f"{test} did not pass under coverage:\n{ran.stdout}")
+    problems = {}
+    for module in modules:
+        wanted = (f"--include={module}", "--show-missing", "--fail-under=100")
+        report = coverage("report", data, *wanted)
+        covered = report.returncode == 0
+        problems[module] = "" if covered else f"{test} does not cover it wholly:\n{report.stdout}"
+    return problems
 
 
 def main(modules: Sequence[str]) -> int:
-    """Measure these modules."""
+    """Measure these modules, those with the same tests in one go."""
     failed = False
+    by_test: dict[str, list[str]] = defaultdict(list)
+    for module in modules:
+        by_test[MODULES[module]].append(module)
     with (
         tempfile.TemporaryDirectory(prefix="crushlite-coverage-") as folder,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
-        problems = pool.map(partial(problem_of, folder=Path(folder)), modules)
-        for module, problem in zip(modules, problems, strict=True):
-            failed = failed or bool(problem)
-            print(f"{module}: {problem or '100 % of lines and branches'}", flush=True)
+        measured = pool.map(partial(problems_of, folder=Path(folder)), by_test, by_test.values())
+        for problems in measured:
+            for module, problem in problems.items():
+                failed = failed or bool(problem)
+                print(f"{module}: {problem or '100 % of lines and branches'}", flush=True)
     return 1 if failed else 0
 
 

@@ -60,7 +60,8 @@ def make_environment(folder: Path, python: Path) -> None:
 
 def install(root: Path, python: Path, kind: str) -> bool:
     pip = [str(python), "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command = [*pip, "--no-input", "--editable", f"{root}{EXTRAS[kind]}"]
+    # Of the tools only some modules are ever imported: those are compiled then.
+    command = [*pip, "--no-input", "--no-compile", "--editable", f"{root}{EXTRAS[kind]}"]
     # -I keeps this Python from PYTHON* settings, but not the ones that pip starts.
     environment = {
         name: value

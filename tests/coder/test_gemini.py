@@ -205,7 +205,7 @@ class Answers(Case):
             chunk({"text": "", "thoughtSignature": "s2"}, reason="STOP", usageMetadata=USAGE),
         ]
         provider = self.client(GeminiProvider)
-        for _ in range(400):
+        for _ in range(200):
             at = rng.randrange(len(events))
             spoilt = [*events[:at], spoiled(events[at], rng), *events[at + 1 :]]
             try:

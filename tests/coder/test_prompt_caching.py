@@ -167,12 +167,12 @@ def field_of(body: bytes, name: str) -> bytes:
 
 
 class Worker:
-    """A model that views a file, writes one, looks with three tools at once, then answers."""
+    """A model that views a file, writes one, looks with three calls at once, then answers."""
 
     RESULTS = ('"tool_result"', '"role": "tool"', "function_call_output", "functionResponse")
 
     def __init__(self) -> None:
-        self._step = 0
+        self._turn = self._step = 0
 
     def __call__(self, request: dict[str, Any]) -> list[Any]:
         histories = (request[name] for name in ("messages", "input", "contents") if name in request)
@@ -182,16 +182,18 @@ class Worker:
         if any(mark in last for mark in self.RESULTS):
             self._step += 1
         elif '"turn ' in last and request.get("tools"):
-            self._step = 0
+            self._turn, self._step = self._turn + 1, 0
         else:
             return [Say(SUMMARY), End()]  # or a title
         view = Use("view", json.dumps({"file_path": "deep/b.txt" if self._step else "a.txt"}))
         look = Use("view", json.dumps({"file_path": "look.png"}))
+        # `ls` starts a process: once is enough.
+        third = Use("ls", "{}") if self._turn == 1 else view
         write = Use("write", json.dumps({"file_path": "c.txt", "content": last[:9]}))
         return [
             [Think("I wonder"), Say("Let me see. "), view, End()],
             [Think("I wonder"), write, End()],
-            [view, look, Use("ls", "{}"), End()],
+            [view, look, third, End()],
             [Think("I wonder"), Say("Done."), End()],
         ][self._step]
 

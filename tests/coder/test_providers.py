@@ -1627,6 +1627,6 @@ class Anything(Case):
         messages += [block("tool_use", 2, id="a", name="ls"), grow(2, partial_json="{}"), close(2)]
         messages += [ends("tool_use", output_tokens=3), OVER]
         openai, anthropic = self.openai(), self.anthropic()
-        for _ in range(400):
+        for _ in range(200):
             await self.survives(openai, chat, rng)
             await self.survives(anthropic, messages, rng)

@@ -270,7 +270,7 @@ class Answers(Case):
         events = [*THINK, *CALL, added(2, "message"), delta("output_text", 2, "x")]
         events += [done(2, {"content": []}), ended(usage=USAGE)]
         provider = self.client(ResponsesProvider)
-        for _ in range(400):
+        for _ in range(200):
             at = rng.randrange(len(events))
             spoilt = [*events[:at], spoiled(events[at], rng), *events[at + 1 :]]
             try:

@@ -322,7 +322,7 @@ class HarmlessTests(SafeTestCase):
         before = self.picture()
         source = random.Random(14)
         ran = 0
-        for _ in range(600):
+        for _ in range(400):
             command = drawn(source)
             words = harmless_words(command, self.at)
             if words is None:

@@ -1219,7 +1219,7 @@ class ProjectPropertyTests(ConfigCase):
         # $Q does not look secret: it is one because the user's file has a key in it.
         self.write("global", {"providers": {"zz": {"api_key": "$Q", "disable": True}}})
         moved = 0
-        for count in range(400):
+        for count in range(200):
             outside = self.document(seeded, f"out-{count}")
             project = self.document(seeded, f"pro-{count}")
             other = self.document(seeded, f"dat-{count}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, PER_TEST = 60, 20
+SEEDS, PER_TEST = 40, 20
 FOUND = (20827, 24111)  # seeds that have found a fault beyond those
 NOTICED_SOON = (
     "cancel_misses_what_is_not_committed",

@@ -1,12 +1,12 @@
 """A whole life of a daemon in one script, for copies of the package: under any name, with or
 without wings, from a folder or from a zip archive.
 
-    python smoke.py serve PACKAGE SOCKET [core]    a daemon with an own agent; `core`: without wings
-    python smoke.py try PACKAGE FOLDER [core]      starts that, and does everything with it:
-                                                   a prompt seen by two clients, a cancel, kill -9,
-                                                   a restart; prints what it has seen, as JSON
+    python smoke.py PACKAGE FOLDER [core] [command]
 
-Only the standard library and the package itself are used.
+Two clients and a daemon with an own agent: a prompt seen by both, a cancel, kill -9, a restart.
+`core`: the daemon has no wings. `command`: afterwards `run` finds no daemon, starts one and gets an
+answer, and `stop` ends that. Prints what it has seen, as JSON. Only the standard library and the
+package itself are used.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import io
 import json
 import os
 import signal
-import subprocess
 import sys
-from typing import Any
+import traceback
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Coroutine
 
 PATIENCE = 60.0
 
@@ -31,35 +35,51 @@ async def agent(turn: Any) -> None:
         await asyncio.Event().wait()
 
 
-def serve(package: str, socket: str, *core: str) -> None:
-    daemon = importlib.import_module(f"{package}.daemon")
-    wings: dict[str, Any] = {"wings": []} if core else {}
-    daemon.Daemon(agent=agent, hosts=[f"unix://{socket}"], **wings).run()
-
-
 class Server:
-    """A daemon in a process of its own."""
+    """A daemon in a process of its own, forked at once and serving once it is started: an
+    interpreter that imports the daemon takes longer than all that is done with it here."""
 
-    def __init__(self, package: str, socket: str, *core: str) -> None:
-        command = [sys.executable, "-P", __file__, "serve", package, socket, *core]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert self._process.stderr is not None
-        self.told = self._process.stderr.readline().strip()  # it writes its address when it serves
-        if self.told.startswith("Traceback"):
-            raise AssertionError(f"the daemon did not start: {self._process.stderr.read()}")
+    def __init__(self, daemon: Any, socket: str, options: Container[str]) -> None:
+        wanted, self._start = os.pipe()
+        told, telling = os.pipe()
+        self._stderr = os.fdopen(told)
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.dup2(telling, 2)
+            os.close(self._start)
+            code = 1
+            try:
+                if os.read(wanted, 1):  # else nobody needs it any more
+                    wings: dict[str, Any] = {"wings": []} if "core" in options else {}
+                    daemon(agent=agent, hosts=[f"unix://{socket}"], **wings).run()
+                    code = 0
+            except BaseException:  # noqa: BLE001 - this process ends here, whatever it was
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(wanted)
+        os.close(telling)
+
+    def start(self) -> str:
+        """Let it serve; returns its address, as it writes it."""
+        os.write(self._start, b"!")
+        said = self._stderr.readline().strip()
+        if said.startswith("Traceback"):
+            raise AssertionError(f"the daemon did not start: {self._stderr.read()}")
+        return said
 
     def kill(self, number: int) -> int:
-        self._process.send_signal(number)
-        return self._process.wait(PATIENCE)
+        os.kill(self._pid, number)
+        _, status = os.waitpid(self._pid, 0)
+        self._stderr.close()
+        return os.waitstatus_to_exitcode(status)
 
 
-async def attempt(package: str, folder: str, *core: str) -> dict[str, Any]:
-    client_of = importlib.import_module(f"{package}.client").Client
+async def attempt(client_of: Any, folder: str, server: Server, another: Server) -> dict[str, Any]:
     socket, project = os.path.join(folder, "s"), os.path.join(folder, "project")
     os.makedirs(project, exist_ok=True)
     seen: dict[str, Any] = {}
-    server = Server(package, socket, *core)
-    seen["address"] = server.told
+    seen["address"] = server.start()
     async with client_of(f"unix://{socket}") as anna, client_of(f"unix://{socket}") as bert:
         here, there = await anna.create(project), await bert.create(project)
         async with there.events() as events:
@@ -74,7 +94,7 @@ async def attempt(package: str, folder: str, *core: str) -> dict[str, Any]:
             await here.prompt(session.id, "hang", run_id="three")
             await _saying(events, "You said: hang")
             server.kill(signal.SIGKILL)
-            server = Server(package, socket, *core)
+            another.start()
             seen["resumed"] = await _until(events, ("recovered", "resync"))
         again = await anna.create(project)
         runs = await again.runs(session.id)
@@ -82,7 +102,7 @@ async def attempt(package: str, folder: str, *core: str) -> dict[str, Any]:
         messages = await again.messages(session.id)
         seen["prompts"] = [message.text for message in messages if message.role == "user"]
         seen["left"] = (await again.ask("still there?", session.id)).text
-    seen["exit"] = server.kill(signal.SIGTERM)
+    seen["exit"] = another.kill(signal.SIGTERM)
     return seen
 
 
@@ -111,15 +131,28 @@ async def _until(events: Any, kinds: tuple[str, ...]) -> list[str]:
     return sorted(set(found))
 
 
-async def _try(package: str, folder: str, *core: str) -> None:
+def run_command(main: Callable[[list[str]], int]) -> list[Any]:
+    """The exit codes of `run` and `stop`, and how often the answer has the prompt."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        codes = [main(["run", "--agent", "offline", "hello"]), main(["stop"])]
+    return [*codes, printed.getvalue().count("hello")]
+
+
+async def bounded(attempted: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     async with asyncio.timeout(PATIENCE):
-        sys.stdout.write(json.dumps(await attempt(package, folder, *core)))
+        return await attempted
+
+
+def everything(package: str, folder: str, *options: str) -> dict[str, Any]:
+    daemon = importlib.import_module(f"{package}.daemon").Daemon
+    servers = [Server(daemon, os.path.join(folder, "s"), options) for _ in range(2)]
+    client = importlib.import_module(f"{package}.client").Client  # which the daemons do not have
+    seen = asyncio.run(bounded(attempt(client, folder, *servers)))
+    if "command" in options:
+        seen["command"] = run_command(importlib.import_module(f"{package}.cli").main)
+    return seen
 
 
 if __name__ == "__main__":
-    what, *arguments = sys.argv[1:]
-    with contextlib.suppress(KeyboardInterrupt):
-        if what == "serve":
-            serve(*arguments)
-        else:
-            asyncio.run(_try(*arguments))
+    sys.stdout.write(json.dumps(everything(*sys.argv[1:])))
