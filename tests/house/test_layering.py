@@ -181,7 +181,7 @@ class CircleTests(unittest.TestCase):
 # Starts a daemon on a unix socket, asks for its health, prints the status and what is loaded then.
 FIRST_ANSWER = """
 import asyncio, os, sys
-from crushlite.agent.find import find_agent
+from crushlite.cli.agent_names import find_agent
 from crushlite.cli import serve
 from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
@@ -245,7 +245,7 @@ class LayeringTests(unittest.TestCase):
             # What comes with the first workspace.
             *("hosting.workspace", "hosting.turn", "config.loading", "coder.loop", "undo.changes"),
             *("importlib.resources", "skills.part", "mcp.part", "lsp.part", "acp_agents.part"),
-            *("store", "sqlite3", "agent.base", "agent.offline", "config.files", "pathlib"),
+            *("store", "sqlite3", "agent.base", "offline", "config.files", "pathlib"),
             # What comes with the first request that is not for its health.
             *("api.routes", "api.context", "protocol", "mcp.routes", "console.routes"),
             # What only TCP, or a target with escapes, needs.
