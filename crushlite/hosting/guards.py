@@ -77,7 +77,8 @@ class TurnGuards:
         self.context = ""  # what the parts add to the prompt
         self.stop_asked = False  # the agent has asked whether the turn may end
         self._parts = parts
-        self._guards = [part for part in parts if _guards(type(part))]
+        # mypy takes no class for hashable.
+        self._guards = [part for part in parts if _guards(type(part))]  # type: ignore[arg-type]
         self._author = author
         self._top = above or self
         # Whether no agent may see the prompt, now or later; that counts when `checked` is done.
