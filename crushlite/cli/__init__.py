@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import errno
-import gc
+import gc as collector  # `gc` is a command, and a module of this package
 import importlib
 import io
 import os
@@ -95,7 +95,7 @@ def process() -> NoReturn:
     What was registered for the exit is done, and what was written is flushed. But the interpreter
     is not taken apart: the system takes the memory back at once, and does not need 8 to 25 ms. Nor
     is garbage looked for while modules are loaded, which took a twentieth of a start."""
-    gc.disable()
+    collector.disable()
     code = main(loaded=_collect_garbage)
     atexit._run_exitfuncs()
     try:
@@ -108,8 +108,8 @@ def process() -> NoReturn:
 
 
 def _collect_garbage() -> None:
-    gc.freeze()  # what was loaded stays for good, and need not be looked through
-    gc.enable()
+    collector.freeze()  # what was loaded stays for good, and need not be looked through
+    collector.enable()
 
 
 def main(argv: Sequence[str] | None = None, *, loaded: Callable[[], object] = lambda: None) -> int:

@@ -206,6 +206,18 @@ class ProcessTests(unittest.TestCase):
         printed = f"crushlite {__version__}\nexit function\n"
         self.assertEqual(self.end_of(stdout=subprocess.PIPE), (0, printed))
 
+    def test_garbage_is_collected_again_when_the_command_begins(self) -> None:
+        script = (
+            "import gc, sys\nfrom crushlite.cli import process, ps\n"
+            "def look(options):\n    print(gc.isenabled(), gc.get_freeze_count() > 0)\n"
+            "    return 0\n"
+            "ps.add_parser = lambda all: all.add_parser('ps').set_defaults(run=look)\n"
+            "sys.argv = ['crushlite', 'ps']\nprocess()\n"
+        )
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+        self.assertEqual((done.stdout, done.stderr), ("True True\n", ""))
+
     def test_output_that_cannot_be_written_is_no_success(self) -> None:
         with open("/dev/full", "w") as full:
             code, _ = self.end_of(stdout=full, stderr=subprocess.DEVNULL)
