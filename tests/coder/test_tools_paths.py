@@ -31,8 +31,6 @@ PROC_TOP = (
     "/proc/self/" + "root"
 )  # in two halves: it looks like a path of the machine it was written on
 RACE_SECONDS = 2.0
-# Enough for those that a check of the name alone loses in nearly every round.
-SHORT_RACE_SECONDS = 0.5
 
 
 def dots(outside: Path) -> Iterator[str]:
@@ -309,12 +307,10 @@ class RaceTests(EscapeTestCase):
         (self.root / "leaf.new").write_text("harmless")
         os.rename(self.root / "leaf.new", self.root / "leaf")
 
-    async def race(
-        self, flip: Callable[[], None], use: Callable[[], object], seconds: float
-    ) -> None:
+    async def race(self, flip: Callable[[], None], use: Callable[[], object]) -> None:
         tries = 0
         with Flipper(flip) as flipper:
-            end = time.monotonic() + seconds
+            end = time.monotonic() + RACE_SECONDS
             # On a busy machine it takes longer until a race happens at all.
             while time.monotonic() < end or tries <= 2 or flipper.flips <= 10:
                 await use()  # type: ignore[misc]
@@ -326,7 +322,7 @@ class RaceTests(EscapeTestCase):
             outcome = await self.use("view", file_path="flip/secret.txt")
             self.assertNotIn(SECRET, outcome.content)
 
-        await self.race(self.flip_folder, read, SHORT_RACE_SECONDS)
+        await self.race(self.flip_folder, read)
 
     async def test_reading_a_file_that_becomes_a_link(self) -> None:
         (self.root / "leaf").write_text("harmless")
@@ -335,7 +331,7 @@ class RaceTests(EscapeTestCase):
             outcome = await self.use("view", file_path="leaf")
             self.assertNotIn(SECRET, outcome.content)
 
-        await self.race(self.flip_file, read, RACE_SECONDS)
+        await self.race(self.flip_file, read)
 
     async def test_the_primitives_themselves_between_check_and_use(self) -> None:
         def both() -> None:
@@ -356,7 +352,7 @@ class RaceTests(EscapeTestCase):
             self.flip_folder()
             (self.root / "flip" / "new.txt").unlink(missing_ok=True)
 
-        await self.race(flip, use, SHORT_RACE_SECONDS)
+        await self.race(flip, use)
 
     async def test_writing_through_a_folder_that_becomes_a_link(self) -> None:
         async def write() -> None:
@@ -364,7 +360,7 @@ class RaceTests(EscapeTestCase):
             await self.use("view", file_path="flip/mine.txt")
             await self.use("write", file_path="flip/mine.txt", content=os.urandom(4).hex())
 
-        await self.race(self.flip_folder, write, SHORT_RACE_SECONDS)
+        await self.race(self.flip_folder, write)
 
     async def test_searching_and_listing_where_a_folder_becomes_a_link(self) -> None:
         async def search() -> None:
@@ -378,7 +374,7 @@ class RaceTests(EscapeTestCase):
                 self.assertNotIn("only-outside", outcome.content)
                 self.assertNotIn(SECRET, outcome.content)
 
-        await self.race(self.flip_folder, search, RACE_SECONDS)
+        await self.race(self.flip_folder, search)
 
 
 class LocateTests(unittest.TestCase):
