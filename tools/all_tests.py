@@ -38,7 +38,7 @@ SECONDS = {
         "test_hostile_repos": 13,
         "test_mistakes": 8,
         "test_prompt_caching": 6,
-        "test_tools_paths": 6,
+        "test_tools_paths": 8,
         "test_tools_safe": 10,
         "test_tools_search": 12,
     },

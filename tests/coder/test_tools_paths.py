@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PROC_TOP = (
     "/proc/self/" + "root"
 )  # in two halves: it looks like a path of the machine it was written on
-RACE_SECONDS = 0.5
+RACE_SECONDS = 2.0
 
 
 def dots(outside: Path) -> Iterator[str]:
