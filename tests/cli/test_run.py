@@ -462,10 +462,10 @@ class StopTests(ScriptedCase):
         leave.set()
 
     async def test_a_time_limit_ends_the_run_and_is_exit_code_8(self) -> None:
-        child = await self.run_it("-q", "--timeout", "0.1", "hello")
+        child = await self.run_it("-q", "--timeout", "0.5", "hello")  # shorter: the agent may not begin
         await self.ended(child, 8, "")
         self.assertTrue(self.daemon.agent.runs[0].canceled)
-        self.assertEqual(child.errors, "crushlite: stopped at max_seconds = 0.1 (--timeout)\n")
+        self.assertEqual(child.errors, "crushlite: stopped at max_seconds = 0.5 (--timeout)\n")
 
     async def test_a_command_whose_run_waits_in_line_ends_soon_after_its_time_limit(self) -> None:
         anna = await self.daemon.join()
