@@ -365,6 +365,11 @@ class NoteTests(CoderBench):
 
 
 class GitTests(CoderBench):
+    async def asyncSetUp(self) -> None:
+        await super().asyncSetUp()
+        self.parts.append(part := self.shell())
+        self.addAsyncCleanup(part.close)
+
     def git(self, *arguments: str) -> None:
         names = {"GIT_AUTHOR_NAME": "K", "GIT_AUTHOR_EMAIL": "k@k", "GIT_COMMITTER_NAME": "K"}
         env = {
