@@ -64,6 +64,7 @@ log = logging.getLogger(__name__)
 PORTS = 16  # addresses that are served, before no more are opened on request
 HOSTS = 64  # names in Host headers that are allowed besides those of loopback
 OPEN_FILES = 8192  # wanted soft limit: every client costs a descriptor
+LOAD_SECONDS = 1.0  # after the start, all routes are loaded
 STOP_SECONDS = 10.0  # in which a daemon that is to leave has left, unless the settings allow more
 LATE_SECONDS = 4.0  # before the end of that time, what has not ended is left behind
 FORCED_SECONDS = 0.7  # before the end of that time, the process is ended by force
@@ -124,8 +125,14 @@ class Daemon:
         for wing in self.wings:
             wing.use_ports(self, self.clock)
         self._guard = Guard(frozenset(allow_hosts), WrongKeys(self.clock))
+        self._router = build_router(
+            self.backend, lambda: self.server.statistics, self.wings, self._guard
+        )
+        if any(not type(wing).__module__.startswith(f"{__package__}.") for wing in self.wings):
+            self._router.complete()  # what is wrong with somebody's wing is said here
+        self._loading: asyncio.TimerHandle | None = None
         self.server = HTTPServer(
-            build_router(self.backend, lambda: self.server.statistics, self.wings, self._guard),
+            self._router,
             clock=self.clock,
             limits=Limits.for_open_files(_allowed_files()),
             translate=translate,
@@ -230,7 +237,16 @@ class Daemon:
             except BaseException:
                 await self._release()
                 raise
+        # Soon after the first answer: an update may replace our files, and then a daemon that has
+        # not loaded its routes could not even be asked to leave.
+        self._loading = asyncio.get_running_loop().call_later(LOAD_SECONDS, self._load_routes)
         self.backend.begin()
+
+    def _load_routes(self) -> None:
+        try:
+            self._router.complete()
+        except Exception:
+            log.exception("the routes cannot be loaded: every request but health will fail")
 
     async def stop(self) -> None:
         """End runs and streams, then leave. Calling it twice waits for the same end; a daemon that
@@ -321,6 +337,8 @@ class Daemon:
             self.tokens[port] = TokenFile(default_socket().parent, port)
 
     async def _release(self) -> None:
+        if self._loading is not None:
+            self._loading.cancel()
         self._remove_files()
         self.server.stop_listening()
         for listener in self._listeners:
@@ -329,7 +347,10 @@ class Daemon:
             await self._stores.release(self._shared_store)
             self._shared_store = None
         for wing in self.wings:
-            wing.stopped()
+            try:
+                wing.stopped()
+            except Exception:  # the others must hear of it all the same
+                log.exception("%s failed at the end of the daemon", type(wing).__name__)
 
     def _remove_files(self) -> None:
         for listener in self._listeners:

@@ -90,6 +90,10 @@ def default_path(env: Mapping[str, str] = os.environ, uid: int | None = None) ->
     folder = os.path.join(_absolute(env, "TMPDIR") or "/tmp", f"{NAME}-{owner}")
     if runtime := _absolute(env, "XDG_RUNTIME_DIR"):
         folder = os.path.join(runtime, NAME)
+    if "//" in folder or "/." in folder:  # one spelling, as a Path has it: paths are compared
+        from pathlib import Path
+
+        folder = str(Path(folder))
     if len(os.fsencode(f"{folder}/{NAME}.sock")) > PATH_LIMIT:
         folder = f"/tmp/{NAME}-{owner}"
     return f"{folder}/{NAME}.sock"

@@ -104,6 +104,8 @@ def process() -> NoReturn:
                 stream.flush()
     except (OSError, ValueError):
         sys.exit(code)  # the interpreter tries again, and says what it thinks of it
+    if sys.getprofile() is not None or sys.gettrace() is not None:
+        sys.exit(code)  # a profiler writes its file after this
     os._exit(code)
 
 

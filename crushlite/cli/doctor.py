@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..client import ConnectionFailed
-from ..errors import CrushliteError
+from ..errors import CrushliteError, NotFound
 from ..features import requests
 from ..http.client import why_unreachable
 from ..listen import default_socket, parse_address
@@ -156,7 +156,10 @@ async def _daemon(options: argparse.Namespace) -> tuple[Health | None, Finding]:
     address = address_of(options)
     try:
         async with reached(options) as client:
-            health = await requests.vitals(client)
+            try:
+                health = await requests.vitals(client)
+            except NotFound as error:  # it runs without the wing of reports
+                return None, Finding("daemon", "note", error.message)
     except ConnectionFailed as error:
         if error.reached:
             return None, Finding("daemon", "broken", error.message, "see crushlite logs")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..client import ConnectionFailed
 from ..errors import NotFound
 from ..features import requests
+from ..features.wire import Health
 from ..records import dataclass
 from .common import add_connection, add_json, address_of, command, reached, show, show_json
 from .lookup import NEEDS_YOU, SHORT
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import argparse
 
     from ..client import RemoteWorkspace
-    from ..features.wire import Health
     from ..protocol.runs import RunInfo
     from ..protocol.sessions import Session
 
@@ -68,7 +68,10 @@ async def run(options: argparse.Namespace) -> int:
     state = _DaemonState(address_of(options))
     try:
         async with reached(options) as client:
-            state.daemon = await requests.vitals(client)
+            try:
+                state.daemon = await requests.vitals(client)
+            except NotFound:  # it makes no reports about itself
+                state.daemon = Health("ok", (await client.version()).version, *(0,) * 7)
             for info in await client.workspaces():
                 try:
                     state.workspaces.append(await _look(client.attach(info)))
@@ -119,6 +122,8 @@ def _lines(state: _DaemonState, style: Style, now: float) -> list[str]:
 
 def _daemon_lines(daemon: Health, address: str, style: Style) -> list[str]:
     who, where = daemon.version, f"at {address}"
+    if not daemon.pid:  # it says no more of itself
+        return [f"{style.bold(who)} {where}"]
     since = f"process {daemon.pid}, up {elapsed(daemon.uptime_seconds)}"
     busy = f"{count(daemon.workspaces, 'workspace')}, {count(daemon.clients, 'client')}"
     if style.columns is not None and len(f"{who} {where}, {since}: {busy}") > style.columns:

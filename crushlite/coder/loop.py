@@ -156,9 +156,10 @@ class CoderAgent:
     # The turn ------------------------------------------------------------------------------------
 
     async def run(self, turn: Turn) -> None:
+        instructions = turn.instructions()
         # Side by side: each is a visit to another thread, and the turn waits for both.
         (session, history), files = await asyncio.gather(
-            turn.conversation(), self._read_files(turn.instructions())
+            turn.conversation(), self._read_files(instructions)
         )
         prompt_id = _prompt_id(turn, history)
         briefing = await self._brief(turn, session, prompt_id, files)

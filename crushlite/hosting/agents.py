@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, NoAgent, TurnOver
@@ -181,9 +181,11 @@ async def run_blocking(run: Callable[[Any], Any], turn: LiveTurn) -> None:
         try:
             run(blocking)
         except BaseException as error:
-            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            special = isinstance(error, StopIteration | CancelledError)
+            if isinstance(error, Exception) and not special:
                 raise
-            raise RuntimeError(repr(error)) from None  # no task of an event loop may raise these
+            # No task of an event loop may raise these: it would end the loop, or look canceled.
+            raise RuntimeError(repr(error)) from None
 
     done: Future[None] = Future()
     name = f"agent-{turn.run_id}"

@@ -13,7 +13,6 @@ that fails to say what it offers to the agent costs its own offers, not the turn
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -78,7 +77,7 @@ class TurnGuards:
         self.stop_asked = False  # the agent has asked whether the turn may end
         self._parts = parts
         # mypy takes no class for hashable.
-        self._guards = [part for part in parts if _guards(type(part))]  # type: ignore[arg-type]
+        self._guards = [part for part in parts if _guards(part)]
         self._author = author
         self._top = above or self
         # Whether no agent may see the prompt, now or later; that counts when `checked` is done.
@@ -291,11 +290,13 @@ class TurnGuards:
         return _REFUSED if refuse else _NOTHING
 
 
-@functools.cache
-def _guards(kind: type[WorkspacePart]) -> bool:
-    """Whether parts of this class have anything to say about a turn: most have not, and asking them
-    all would take some percent of a short one."""
-    return any(getattr(kind, name) is not getattr(WorkspacePart, name) for name in ASKED)
+def _guards(part: WorkspacePart) -> bool:
+    """Whether a part has anything to say about a turn: most have not, and asking them all would
+    take some percent of a short one."""
+    kind, own = type(part), getattr(part, "__dict__", ())
+    return any(
+        name in own or getattr(kind, name) is not getattr(WorkspacePart, name) for name in ASKED
+    )
 
 
 def _joined(texts: Sequence[str]) -> str:

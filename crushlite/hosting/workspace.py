@@ -80,7 +80,10 @@ class Workspace(WorkspaceBase):
         """Cancel all runs of a session, and what parts do in it."""
         canceled = self.runs.cancel(session_id)
         for part in self.parts:
-            part.session_canceled(session_id)
+            try:
+                part.session_canceled(session_id)
+            except Exception:  # the others must hear of it all the same
+                log.exception("%s failed at the cancel of a session", type(part).__name__)
         return canceled
 
     def pending(self) -> list[object]:

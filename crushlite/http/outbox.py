@@ -215,11 +215,12 @@ def date_line(now: float) -> bytes:
 def _status_line(status: int) -> bytes:
     if status == 200:
         return b"HTTP/1.1 200 OK\r\n"
-    from http import HTTPStatus  # only now: the first answer is a 200, and need not wait for it
-
     try:
+        # Only now: the first answer is a 200, and need not wait for it.
+        from http import HTTPStatus
+
         reason = HTTPStatus(status).phrase
-    except ValueError:
+    except (ValueError, ImportError, OSError):  # also if there is no file descriptor left
         reason = "Unknown"
     return f"HTTP/1.1 {status} {reason}\r\n".encode("ascii")
 

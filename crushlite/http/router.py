@@ -63,13 +63,24 @@ class Router:
         self._whole = whole
         self._root = _tree(routes)
 
+    def complete(self) -> None:
+        """Make all routes now, if that is still to be done. Raises what `whole` raises, and
+        ValueError for two routes at one place."""
+        if self._whole is not None:
+            self._root = _tree(self._whole())
+            self._whole = None
+
     def admit(self, head: RequestHead) -> Admission:
         """The route of a request whose body was not read yet. Raises HTTPError: what the guard
         raises, 404 or 405."""
         admission, allowed = self._find(head)
         if admission is None and self._whole is not None:
-            self._root = _tree(self._whole())
-            self._whole = None
+            try:
+                self.complete()
+            except Exception:
+                if self._guard is not None:
+                    self._guard(head, None)  # who may not ask learns nothing of it
+                raise
             admission, allowed = self._find(head)
         if self._guard is not None:
             self._guard(head, None if admission is None else admission.route)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import Client, Daemon
+from crushlite.api.entry import Entry
 from crushlite.bounded_exit import SIGNALS
 from crushlite.errors import UsageError
+from crushlite.http.messages import Response
 from crushlite.settings import Settings
 from crushlite.store.directory import is_owned
 from crushlite.wing import Wing, WorkspacePart
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from crushlite import Turn
+    from crushlite.api.context import Context
+    from crushlite.http.router import Route
     from crushlite.wing import OpenWorkspace
 
 
@@ -115,6 +119,50 @@ class ContextTests(EmbeddedCase):
                 async with Daemon(agent=echo, hosts=[self.url], wings=[first, second]):
                     self.assertEqual(first.told, ["started"])
             self.assertEqual((first.told, second.told), (["started", "stopped"],) * 2)
+
+    async def test_a_wing_that_fails_at_the_end_keeps_it_from_no_other(self) -> None:
+        class Fails(Wing):
+            def stopped(self) -> None:
+                raise ValueError("mine")
+
+        noted = NotedWing()
+        with self.assertLogs("crushlite.daemon", "ERROR") as logs:
+            async with Daemon(agent=echo, hosts=[self.url], wings=[Fails(), noted]):
+                pass
+        self.assertEqual(noted.told, ["started", "stopped"])
+        self.assertIn("Fails failed at the end of the daemon", logs.output[0])
+
+    def test_a_wing_whose_routes_contradict_each_other_is_refused_when_the_daemon_is_made(
+        self,
+    ) -> None:
+        async def nothing(context: Any, request: Any) -> Response:
+            return Response(200)
+
+        class Twice(Wing):
+            def routes(self) -> Sequence[Entry]:
+                return [
+                    Entry("GET", "/v1/mine/{a}", nothing),
+                    Entry("GET", "/v1/mine/{b}", nothing),
+                ]
+
+        with self.assertRaisesRegex(ValueError, "two routes for GET /v1/mine"):
+            Daemon(agent=echo, hosts=[self.url], wings=[Twice()])
+
+    async def test_all_routes_are_loaded_soon_after_the_start_without_a_request(self) -> None:
+        loaded = asyncio.Event()
+
+        def fail(context: Context) -> list[Route]:
+            loaded.set()
+            raise ValueError("no")
+
+        with (
+            mock.patch("crushlite.daemon.LOAD_SECONDS", 0.0),
+            mock.patch("crushlite.api.routes.routes_of", fail),
+            self.assertLogs("crushlite.daemon", "ERROR") as logs,
+        ):
+            async with self.daemon():
+                await asyncio.wait_for(loaded.wait(), LIMIT)
+        self.assertIn("the routes cannot be loaded", logs.output[0])
 
     async def test_run_inside_a_running_loop_says_what_to_use(self) -> None:
         with self.assertRaisesRegex(UsageError, r"async with Daemon\(\.\.\.\).*daemon\.start\(\)"):

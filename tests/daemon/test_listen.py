@@ -20,6 +20,7 @@ from crushlite.listen import (
     Address,
     Listener,
     TokenFile,
+    default_path,
     default_socket,
     directory_lock,
     left_behind_ports,
@@ -138,9 +139,10 @@ class DefaultSocket(unittest.TestCase):
                 "/run/user/7/crushlite/crushlite.sock",
             ),
             ({"XDG_RUNTIME_DIR": "", "TMPDIR": ""}, "/tmp/crushlite-7/crushlite.sock"),
+            ({"XDG_RUNTIME_DIR": "/run//user/./7/"}, "/run/user/7/crushlite/crushlite.sock"),
         ):
             with self.subTest(env):
-                self.assertEqual(str(default_socket(env, uid=7)), path)
+                self.assertEqual(default_path(env, uid=7), path)
 
     def test_a_relative_directory_is_no_place_two_processes_agree_on(self) -> None:
         env = {"XDG_RUNTIME_DIR": "run", "TMPDIR": "./tmp"}

@@ -78,6 +78,16 @@ class GuardTests(unittest.IsolatedAsyncioTestCase):
                 self.assertIsNone(await broken.answer(asks()), "the users are asked")
                 self.assertEqual(await broken.stop(""), "")
 
+    async def test_a_part_is_asked_whose_method_was_replaced_on_the_object(self) -> None:
+        part: Any = WorkspacePart()
+
+        async def refuse(used: ToolUsed) -> Ruling:
+            return Ruling("not here")
+
+        part.before_tool = refuse
+        check = await TurnGuards([part], Author("s", "r")).tool("c", "bash", {})
+        self.assertEqual(check.refusal, "not here")
+
     async def test_each_part_sees_the_input_as_the_one_before_left_it(self) -> None:
         first, second = Ruler(Ruling(input={"a": 2}, allowed=True)), Ruler(Ruling(input={"a": 3}))
         some = TurnGuards([first, second], Author("s"))

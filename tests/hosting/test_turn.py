@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import unittest
+from concurrent.futures import Future
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -804,6 +805,12 @@ class BlockingAgentTests(TurnBench):
     async def test_a_stop_iteration_in_a_thread_ends_the_turn(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "StopIteration"):
             await run_blocking(lambda turn: next(iter(())), self.turn())
+
+    async def test_a_future_of_its_own_that_was_cancelled_fails_the_turn(self) -> None:
+        canceled: Future[None] = Future()
+        canceled.cancel()
+        with self.assertRaisesRegex(RuntimeError, "CancelledError"):
+            await run_blocking(lambda turn: canceled.result(), self.turn())
 
     async def test_a_cancel_makes_its_present_call_raise(self) -> None:
         raised: list[BaseException] = []

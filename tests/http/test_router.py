@@ -116,6 +116,20 @@ class Routing(unittest.TestCase):
             self.assertEqual(raised.exception.status, status)
         self.assertEqual(len(asked), 2)
 
+    def test_routes_that_cannot_be_made_are_no_business_of_who_may_not_ask(self) -> None:
+        def refuse(head: RequestHead, route: Route | None) -> None:
+            raise HTTPError(401, "unauthorized", "no")
+
+        def whole() -> list[Route]:
+            raise ValueError("two routes")
+
+        router = Router([], guard=refuse, whole=whole)
+        with self.assertRaises(HTTPError) as raised:
+            router.admit(head("GET", "/a"))
+        self.assertEqual(raised.exception.status, 401)
+        with self.assertRaisesRegex(ValueError, "two routes"):
+            router.complete()
+
     def test_admission_carries_the_routes_limits(self) -> None:
         router = Router([Route("POST", "/x", Recorder(), body_limit=5, urgent=True)])
         admission = router.admit(head("POST", "/x"))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crushlite.errors import Conflict, NotFound
 from crushlite.shell.background import Background
+from crushlite.shell.wing import ShellWing
 from crushlite.testing import LocalDaemon
 from crushlite.testing.fake_clock import FakeClock
-from tests.support.basics import BoundedTestCase
+from crushlite.wing import Wing, WorkspacePart
+from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.commands import LONG, Heard, ProcessTestCase, dead, zombies
 from tools.escapees import open_all
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
+    from crushlite.wing import OpenWorkspace
 
 
 class AbsentTests(BoundedTestCase):
@@ -48,6 +53,32 @@ class AbsentTests(BoundedTestCase):
             await anna.events.wait_for("run_complete", cancelled=True)
             answer = await anna.call("DELETE", f"/sessions/{session}")
             self.assertEqual(answer.status, 200)
+
+
+class FailingPart(WorkspacePart):
+    def session_canceled(self, session_id: str) -> None:
+        raise ValueError("mine")
+
+
+class FailingWing(Wing):
+    async def open(self, workspace: OpenWorkspace) -> WorkspacePart:
+        return FailingPart()
+
+
+class CancelTests(BoundedTestCase):
+    async def test_a_part_that_fails_at_a_cancel_shields_no_command_of_another(self) -> None:
+        async with LocalDaemon(wings=[FailingWing(), ShellWing()]) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            path = f"/agent/sessions/{session}/shell"
+            began = Path(str(anna.workspace["path"])) / "began"
+            os.mkfifo(began)
+            command = {"command": f"echo > {began}; {LONG}"}
+            shell = asyncio.create_task(anna.call("POST", path, command))
+            await asyncio.to_thread(began.read_text)  # returns when the command has written
+            with self.assertLogs("crushlite.hosting", "ERROR"):
+                await anna.cancel(session)
+            self.assertNotEqual((await asyncio.wait_for(shell, LIMIT)).json["exit_code"], 0)
 
 
 class JobTests(ProcessTestCase):
