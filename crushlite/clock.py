@@ -8,13 +8,14 @@ ever ordered by `now()`: clocks jump, sequence numbers do not.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
 
 
 class Timer(Protocol):
@@ -79,15 +80,31 @@ async def all_done(clock: Clock, futures: Iterable[asyncio.Future[Any]], seconds
     return True
 
 
-@contextlib.asynccontextmanager
-async def time_limit(clock: Clock, seconds: float | None) -> AsyncIterator[None]:
+def time_limit(clock: Clock, seconds: float | None) -> AbstractAsyncContextManager[None]:
     """`asyncio.timeout` on a Clock: raises TimeoutError after `seconds`; None means no limit."""
-    async with asyncio.timeout(None) as scope:
-        if seconds is None:
-            yield
-            return
-        timer = clock.call_later(seconds, lambda: scope.reschedule(-math.inf))
-        try:
-            yield
-        finally:
-            timer.cancel()
+    return _TimeLimit(clock, seconds)
+
+
+class _TimeLimit:
+    """Not made from a generator: event loops keep track of those, and a turn has several limits."""
+
+    def __init__(self, clock: Clock, seconds: float | None) -> None:
+        self._clock, self._seconds = clock, seconds
+        self._scope = asyncio.timeout(None)
+        self._timer: Timer | None = None
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+        if self._seconds is not None:
+            passed = lambda: self._scope.reschedule(-math.inf)  # noqa: E731
+            self._timer = self._clock.call_later(self._seconds, passed)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._scope.__aexit__(kind, error, trace)  # never swallows an error

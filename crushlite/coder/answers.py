@@ -78,7 +78,8 @@ class ModelAnswer:
         """Count a piece: its text and what else it holds. Raises ProviderError if the answer has
         become too long: what has come before stays."""
         self.chars += len(text)
-        self._bytes += sum(jsontext.size(part) for part in (text, *others) if part)
+        for part in (text, *others):
+            self._bytes += jsontext.size(part) if part else 0
         if self._bytes > ANSWER_BYTES:
             limit = f"{ANSWER_BYTES / (1 << 20):g} MiB"
             raise ProviderError(f"the model's answer is longer than {limit}: it was cut off there")

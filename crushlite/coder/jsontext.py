@@ -38,8 +38,10 @@ def is_heavy(text: str) -> bool:
 def loads(text: str, *, strict: bool = False) -> Any:
     """The value of a JSON text; with `strict`, NaN and the infinities are refused. Raises
     ValueError, also for a text that is nested too deeply."""
-    decoder = _GentleDecoder if is_heavy(text) else json.JSONDecoder
     try:
+        if not strict and not is_heavy(text):
+            return json.loads(text)  # with its own decoder, made once: this is called for each word
+        decoder = _GentleDecoder if is_heavy(text) else json.JSONDecoder
         return (decoder(parse_constant=_refuse) if strict else decoder()).decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -106,4 +108,4 @@ def _cut(value: Any, room: list[int], depth: int) -> Any:
 
 def size(text: str) -> int:
     """How many bytes a text takes in the JSON that clients get, which is ASCII."""
-    return len(json.dumps(text))
+    return len(json.encoder.encode_basestring_ascii(text))

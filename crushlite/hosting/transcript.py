@@ -158,7 +158,7 @@ class Transcript:
 
     def say(self, live: LiveMessage, text: str) -> None:
         self._close_reasoning(live)
-        if not any(isinstance(part, TextPart) for part in live.message.parts):
+        if not live.text_tail and not any(isinstance(p, TextPart) for p in live.message.parts):
             # Models like to open with a line break, which shows as a blank first line in a pipe.
             text = text.removeprefix("\n")
             live.message.parts.append(TextPart())

@@ -51,6 +51,8 @@ class SurrogateJoiner:
         self._half = ""
 
     def __call__(self, text: str) -> str:
+        if not self._half and text.isascii():
+            return text
         text, self._half = self._half + text, ""
         if text and 0xD800 <= ord(text[-1]) <= 0xDBFF:
             text, self._half = text[:-1], text[-1]
