@@ -712,6 +712,7 @@ class ResumeTests(Scenario):
             await soon(working)
             await self.anna.attach(last_id=collected[-1].id)
         run.release()
+        await self.anna.events.wait_for("run_complete")  # else the end may come after the mark
         await self.mark(control)
         await self.anna.events.close()
         collected += self.anna.events.seen
