@@ -96,8 +96,10 @@ class _TimeLimit:
     async def __aenter__(self) -> None:
         await self._scope.__aenter__()
         if self._seconds is not None:
-            passed = lambda: self._scope.reschedule(-math.inf)  # noqa: E731
-            self._timer = self._clock.call_later(self._seconds, passed)
+            self._timer = self._clock.call_later(self._seconds, self._expire)
+
+    def _expire(self) -> None:
+        self._scope.reschedule(-math.inf)
 
     async def __aexit__(
         self,

@@ -129,7 +129,9 @@ class Daemon:
             self.backend, lambda: self.server.statistics, self.wings, self._guard
         )
         if any(not type(wing).__module__.startswith(f"{__package__}.") for wing in self.wings):
-            self._router.complete()  # what is wrong with somebody's wing is said here
+            # A wing from elsewhere: if its routes contradict others, that is raised here, and not
+            # at the first request.
+            self._router.complete()
         self._loading: asyncio.TimerHandle | None = None
         self.server = HTTPServer(
             self._router,
@@ -237,8 +239,9 @@ class Daemon:
             except BaseException:
                 await self._release()
                 raise
-        # Soon after the first answer: an update may replace our files, and then a daemon that has
-        # not loaded its routes could not even be asked to leave.
+        # Soon after the first answer: an update may replace the package's files, and then a daemon
+        # that has not loaded its routes could not be asked to leave. On the loop, not on the clock:
+        # no test that stops the time has to know of it.
         self._loading = asyncio.get_running_loop().call_later(LOAD_SECONDS, self._load_routes)
         self.backend.begin()
 
@@ -349,7 +352,7 @@ class Daemon:
         for wing in self.wings:
             try:
                 wing.stopped()
-            except Exception:  # the others must hear of it all the same
+            except Exception:  # the other wings are told all the same
                 log.exception("%s failed at the end of the daemon", type(wing).__name__)
 
     def _remove_files(self) -> None:

@@ -103,7 +103,7 @@ def process() -> NoReturn:
             if stream is not None:  # None if we were started with it closed
                 stream.flush()
     except (OSError, ValueError):
-        sys.exit(code)  # the interpreter tries again, and says what it thinks of it
+        sys.exit(code)  # the interpreter flushes them again, and reports the error
     if sys.getprofile() is not None or sys.gettrace() is not None:
         sys.exit(code)  # a profiler writes its file after this
     os._exit(code)

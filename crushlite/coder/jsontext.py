@@ -39,9 +39,10 @@ def loads(text: str, *, strict: bool = False) -> Any:
     """The value of a JSON text; with `strict`, NaN and the infinities are refused. Raises
     ValueError, also for a text that is nested too deeply."""
     try:
-        if not strict and not is_heavy(text):
-            return json.loads(text)  # with its own decoder, made once: this is called for each word
-        decoder = _GentleDecoder if is_heavy(text) else json.JSONDecoder
+        heavy = is_heavy(text)
+        if not strict and not heavy:
+            return json.loads(text)  # it keeps its decoder: a stream has one text per word
+        decoder = _GentleDecoder if heavy else json.JSONDecoder
         return (decoder(parse_constant=_refuse) if strict else decoder()).decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None

@@ -76,7 +76,6 @@ class TurnGuards:
         self.context = ""  # what the parts add to the prompt
         self.stop_asked = False  # the agent has asked whether the turn may end
         self._parts = parts
-        # mypy takes no class for hashable.
         self._guards = [part for part in parts if _guards(part)]
         self._author = author
         self._top = above or self

@@ -82,7 +82,7 @@ class Workspace(WorkspaceBase):
         for part in self.parts:
             try:
                 part.session_canceled(session_id)
-            except Exception:  # the others must hear of it all the same
+            except Exception:  # the other parts are told all the same
                 log.exception("%s failed at the cancel of a session", type(part).__name__)
         return canceled
 

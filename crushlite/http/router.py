@@ -79,7 +79,7 @@ class Router:
                 self.complete()
             except Exception:
                 if self._guard is not None:
-                    self._guard(head, None)  # who may not ask learns nothing of it
+                    self._guard(head, None)  # a client without rights gets its refusal, not this
                 raise
             admission, allowed = self._find(head)
         if self._guard is not None:
