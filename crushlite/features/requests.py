@@ -46,20 +46,20 @@ _LINE_BYTES = 1 << 20  # of an answer that is read in lines
 
 
 async def offered_agents(workspace: WorkspaceRequests) -> list[OfferedAgent]:
-    """Those that can be chosen for a session by name."""
+    """The agents that can be chosen for a session by name."""
     return await workspace.wire.ask_all(OfferedAgent, workspace.at("agents"))
 
 
 async def session_agent(workspace: WorkspaceRequests, session_id: str) -> str:
-    """Which of them answers in a session; empty: the agent of the workspace."""
+    """The name of the agent that was chosen for a session; empty: that of the workspace."""
     target = workspace.at("sessions", session_id, "agent")
     return (await workspace.wire.ask(SessionAgent, "GET", target)).agent
 
 
 async def choose_agent(workspace: WorkspaceRequests, session_id: str, name: str) -> None:
-    """Let an agent answer the runs of a session that start from now on: one of those names, or
-    `acp:COMMAND ARGS`; `default` is the agent of the workspace. Raises BadRequest if there is
-    no such agent, NotFound if the daemon cannot do that."""
+    """Let an agent answer the runs of a session that start from now on: a name of
+    `offered_agents`, or `acp:COMMAND ARGS`; `default` is the agent of the workspace. Raises
+    BadRequest if there is no such agent, NotFound if the daemon cannot do that."""
     target = workspace.at("sessions", session_id, "agent")
     await workspace.wire.ask(SessionAgent, "PUT", target, SessionAgent(name))
 

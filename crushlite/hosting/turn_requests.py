@@ -195,7 +195,11 @@ class TurnRequests:
     async def watch_files(self) -> None:
         self._check()
         if self._watch is None:
-            self._watch = await self.workspace.watch_command(self._author)
+            watch = await self.workspace.watch_command(self._author)
+            if self._over:  # `end_commands` has looked already
+                watch.dropped()
+                self._check()
+            self._watch = watch
 
     async def _watches_ended(self) -> None:
         """Wait until the watches of commands that have ended are done: what comes next must not be

@@ -49,7 +49,8 @@ class Process:
 
 
 async def health_of(backend: Backend, vitals: Vitals) -> Health:
-    """For this report every store is asked to write something."""
+    """The report of a daemon. Asks every store in use to write something, and waits for that at
+    most STORE_SECONDS."""
     workspaces = backend.everything()
     stores = {str(each.store.store.data_dir): each.store.store for each in workspaces}
     found = await asyncio.gather(*(_trouble(store, vitals.clock) for store in stores.values()))

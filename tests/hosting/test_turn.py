@@ -7,7 +7,8 @@ import threading
 import unittest
 from concurrent.futures import Future
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
 
 from crushlite.agent.base import Usage, Verdict
 from crushlite.errors import BadRequest, CorruptDatabase, LimitReached, TurnOver
@@ -32,6 +33,7 @@ from crushlite.runs import Outcome
 from crushlite.settings import Settings
 from crushlite.store import files as file_rows, sessions
 from crushlite.testing import LocalDaemon
+from crushlite.wing import WorkspacePart
 from tests.support.basics import BoundedTestCase
 from tests.support.turns import SCOPE, SESSION, Bench
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from crushlite.agent.base import Turn
+    from crushlite.wing import Author, CommandWatch
 
 LONE = "\ud800"  # half of a pair: no UTF-8, no SQLite text
 
@@ -787,6 +790,20 @@ class BlockingAgentTests(TurnBench):
         self.assertEqual([row.text for row in rows], ["LOUD", "", "done"])
         self.assertEqual(rows[1].tool_results[0].content, "1")
         self.assertIsNot(threads[0], threading.current_thread())
+
+    async def test_a_watch_that_is_made_when_the_turn_is_over_is_dropped(self) -> None:
+        turn, watch = self.turn(), mock.Mock()
+
+        class Slow(WorkspacePart):
+            async def before_command(self, author: Author) -> CommandWatch:
+                turn.fence()
+                return cast("CommandWatch", watch)
+
+        self.parts.append(Slow())
+        with self.assertRaises(TurnOver):
+            await turn.watch_files()
+        await turn.end_commands()
+        self.assertEqual(watch.mock_calls, [mock.call.dropped()])
 
     async def test_its_exception_is_the_turns(self) -> None:
         def agent(turn: Any) -> None:
