@@ -129,8 +129,7 @@ class Daemon:
             self.backend, lambda: self.server.statistics, self.wings, self._guard
         )
         if any(not type(wing).__module__.startswith(f"{__package__}.") for wing in self.wings):
-            # A wing from elsewhere: if its routes contradict others, that is raised here, and not
-            # at the first request.
+            # A wing from elsewhere: what is wrong with its routes is raised here.
             self._router.complete()
         self._loading: asyncio.TimerHandle | None = None
         self.server = HTTPServer(
