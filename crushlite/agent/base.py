@@ -482,6 +482,7 @@ class Agent:
     """
 
     def __init__(self, target: AnyAgent) -> None:
+        self._is_object = isinstance(target, RunsTurns)
         run = target.run if isinstance(target, RunsTurns) else target
         if not callable(run):
             raise UsageError(
@@ -496,7 +497,7 @@ class Agent:
         )
 
     def _has(self, name: str) -> bool:
-        return isinstance(self._target, RunsTurns) and callable(getattr(self._target, name, None))
+        return self._is_object and callable(getattr(self._target, name, None))
 
     async def _call(self, name: str, *args: object) -> Any:
         """Await a method of the agent; None if it has none. SystemExit and KeyboardInterrupt, which

@@ -95,9 +95,9 @@ def block(name: str, text: str) -> str:
 
 
 def _files_of(path: Path, name: str, own: OwnFolders | None) -> list[str]:
-    """The name itself; for a folder the names of the rules in it."""
+    """The name itself; for a folder the names of the rules in it; nothing if it does not exist."""
     try:
-        if not os.path.isdir(os.path.join(path, os.path.expanduser(name))):
+        if not stat.S_ISDIR(os.stat(os.path.join(path, os.path.expanduser(name))).st_mode):
             return [name]
         place = locate(path, name, own)
         if not place.inside or place.path == path:

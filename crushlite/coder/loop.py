@@ -12,7 +12,6 @@ another client's prompt.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -157,10 +156,10 @@ class CoderAgent:
 
     async def run(self, turn: Turn) -> None:
         instructions = turn.instructions()
-        # Side by side: each is a visit to another thread, and the turn waits for both.
-        (session, history), files = await asyncio.gather(
-            turn.conversation(), self._read_files(instructions)
-        )
+        # One after the other: side by side, the threads of the two would take the interpreter from
+        # each other at each system call, and need twice as long together.
+        files = await self._read_files(instructions)
+        session, history = await turn.conversation()
         prompt_id = _prompt_id(turn, history)
         briefing = await self._brief(turn, session, prompt_id, files)
         if turn.context and prompt_id:

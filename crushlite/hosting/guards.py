@@ -39,9 +39,11 @@ READ_CHARS = 1_000_000  # of an input or metadata that is read here
 CONTEXT_CHARS = 32_000  # that parts may add to one prompt or one result
 NOTE_SECONDS = 20.0  # that a part may take to say something of a changed file
 SHOWN = "hook"  # the key of what parts said in the metadata of a result
-ASKED = (
-    *("guards_prompts", "before_prompt", "before_tool", "after_tool", "permission_asked"),
-    *("notified", "before_stop"),
+ASKED = frozenset(
+    (
+        *("guards_prompts", "before_prompt", "before_tool", "after_tool", "permission_asked"),
+        *("notified", "before_stop"),
+    )
 )
 _NOTHING = Ruling()
 _REFUSED = Ruling("it could not be checked, which counts as a no; the daemon's log says why")
@@ -292,10 +294,12 @@ class TurnGuards:
 def _guards(part: WorkspacePart) -> bool:
     """Whether a part has anything to say about a turn: most have not, and asking them all would
     take some percent of a short one."""
-    kind, own = type(part), getattr(part, "__dict__", ())
-    return any(
-        name in own or getattr(kind, name) is not getattr(WorkspacePart, name) for name in ASKED
-    )
+    for kind in type(part).__mro__:
+        if kind is WorkspacePart:
+            break
+        if not ASKED.isdisjoint(vars(kind)):
+            return True
+    return not ASKED.isdisjoint(getattr(part, "__dict__", ()))
 
 
 def _joined(texts: Sequence[str]) -> str:

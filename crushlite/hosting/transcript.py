@@ -402,7 +402,8 @@ class Transcript:
         live.grown = 0
         live.row_time = self._clock.time()
         save = self.saving([live])
-        done: asyncio.Future[None] = self._store.write(lambda conn, scope: save(conn))
+        # Nothing waits for it, and a write that a turn does wait for may come soon.
+        done = self._store.store.submit(save, shared=True)
 
         def note(done: asyncio.Future[None]) -> None:
             if self._worked(live, done):

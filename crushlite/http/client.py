@@ -11,7 +11,6 @@ connection at the very moment it was chosen, which looks the same as a crash aft
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import select
@@ -26,6 +25,8 @@ from .messages import Headers, Pairs, peer_uid
 if TYPE_CHECKING:
     import ssl as ssl_module
     from collections.abc import AsyncIterator, Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
 
     from ..clock import Clock, Timer
 
@@ -248,9 +249,10 @@ class StreamResponse:
     async def __anext__(self) -> bytes:
         """The bytes of the body that have arrived. After a failure, first those that came before
         it, then the error is raised."""
-        async with _answer_within(self._clock, self.idle_timeout):
-            while not self._chunks and not self.complete:
-                await self._more()
+        if not self._chunks and not self.complete:
+            async with _AnswerWithin(self._clock, self.idle_timeout):
+                while not self._chunks and not self.complete:
+                    await self._more()
         if not self._chunks:
             raise StopAsyncIteration
         # Joined: a server that streams sends each word as a chunk of its own, and a slow reader
@@ -380,7 +382,7 @@ class HTTPClient:
     ) -> None:
         self._connector = connector
         self._headers: Pairs = (("Host", host_header), *headers)
-        self._clock = clock
+        self.clock = clock
         self._idle_seconds = idle_seconds
         self._idle: list[_PooledConnection] = []  # the most recently used last, and taken first
         self._all: set[_PooledConnection] = set()
@@ -399,14 +401,13 @@ class HTTPClient:
         """Send a request and read the whole answer, within `timeout` seconds in all. Raises
         ClientError, and ValueError for what cannot be sent."""
         async with (
-            _answer_within(self._clock, timeout),
+            _AnswerWithin(self.clock, timeout),
             self.stream(method, target, body=body, headers=headers, timeout=None) as response,
         ):
             content = await response.read(limit)
         return ClientResponse(response.status, response.headers, content)
 
-    @contextlib.asynccontextmanager
-    async def stream(
+    def stream(
         self,
         method: str,
         target: str,
@@ -415,20 +416,12 @@ class HTTPClient:
         headers: Iterable[tuple[str, str]] = (),
         timeout: float | None = 30.0,
         idle_timeout: float | None = None,
-    ) -> AsyncIterator[StreamResponse]:
+    ) -> AbstractAsyncContextManager[StreamResponse]:
         """Send a request and read the answer as it comes. `timeout` bounds the time to its head,
         `idle_timeout` the time before each piece of the body. Leaving the block early closes the
         connection at once."""
-        parts = (method, target, body, (*self._headers, *headers))
-        async with _answer_within(self._clock, timeout):
-            connection, response = await self._open(*parts)
-        response.idle_timeout = idle_timeout
-        try:
-            yield response
-        except BaseException:
-            connection.abort()
-            raise
-        self._release(connection)
+        request = method, target, body, (*self._headers, *headers)
+        return _Exchange(self, request, timeout, idle_timeout)
 
     async def aclose(self) -> None:
         """Close every connection, those in use too, and wait until their sockets are closed."""
@@ -445,7 +438,9 @@ class HTTPClient:
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
-    async def _open(
+    # For exchanges.
+
+    async def open(
         self, method: str, target: str, body: bytes, headers: Pairs
     ) -> tuple[_PooledConnection, StreamResponse]:
         """Send a request and wait for the head of its answer."""
@@ -453,7 +448,7 @@ class HTTPClient:
         while True:
             parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
             data = _framed(parser, method, target, body, headers)
-            response = connection.send(parser, data, self._clock)
+            response = connection.send(parser, data, self.clock)
             try:
                 await response.wait_head()
             except ConnectionLost:
@@ -495,11 +490,11 @@ class HTTPClient:
             raise
         return made[-1]
 
-    def _release(self, connection: _PooledConnection) -> None:
+    def release(self, connection: _PooledConnection) -> None:
         if not connection.finish() or self._closed or len(self._idle) >= _IDLE_CONNECTIONS:
             connection.abort()
             return
-        connection.idle_timer = self._clock.call_later(self._idle_seconds, connection.abort)
+        connection.idle_timer = self.clock.call_later(self._idle_seconds, connection.abort)
         self._idle.append(connection)
 
     # For connections.
@@ -513,6 +508,34 @@ class HTTPClient:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+
+class _Exchange:
+    """The block of `HTTPClient.stream`."""
+
+    def __init__(
+        self,
+        client: HTTPClient,
+        request: tuple[str, str, bytes, Pairs],
+        timeout: float | None,
+        idle_timeout: float | None,
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._timeout = timeout
+        self._idle_timeout = idle_timeout
+
+    async def __aenter__(self) -> StreamResponse:
+        async with _AnswerWithin(self._client.clock, self._timeout):
+            self._connection, response = await self._client.open(*self._request)
+        response.idle_timeout = self._idle_timeout
+        return response
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._client.release(self._connection)
+        else:
+            self._connection.abort()
 
 
 def _framed(parser: h11.Connection, method: str, target: str, body: bytes, headers: Pairs) -> bytes:
@@ -529,11 +552,26 @@ def _framed(parser: h11.Connection, method: str, target: str, body: bytes, heade
     return head + (content or b"")
 
 
-@contextlib.asynccontextmanager
-async def _answer_within(clock: Clock, seconds: float | None) -> AsyncIterator[None]:
-    """Raise ResponseTimeout after `seconds`; None means no limit."""
-    try:
-        async with time_limit(clock, seconds):
-            yield
-    except TimeoutError:
-        raise ResponseTimeout(f"no answer within {seconds:g} s") from None
+class _AnswerWithin:
+    """A block that raises ResponseTimeout after `seconds`; None means no limit. Not made from a
+    generator: event loops keep track of those, and this is around each piece of an answer."""
+
+    def __init__(self, clock: Clock, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._limit = None if seconds is None else time_limit(clock, seconds)
+
+    async def __aenter__(self) -> None:
+        if self._limit is not None:
+            await self._limit.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._limit is not None:
+            try:
+                await self._limit.__aexit__(kind, error, trace)
+            except TimeoutError:
+                raise ResponseTimeout(f"no answer within {self._seconds:g} s") from None

@@ -109,11 +109,14 @@ class CallQueue:
         path: Path,
         connect: Callable[[], sqlite3.Connection],
         checkpoints: Checkpoints,
+        sharing_seconds: float = 0.0,
     ) -> None:
         self._executor = executor
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._sharing_seconds = sharing_seconds
+        self._timer: asyncio.TimerHandle | None = None  # for calls that wait for another one
 
         # Used in `_drain` only:
         self._conn = conn
@@ -126,7 +129,10 @@ class CallQueue:
         self._apart: list[StoreCall] = []  # to be run outside any transaction
         self._draining = False  # `_drain` is submitted or running, and will see what is added
 
-    def submit(self, work: Callable[[sqlite3.Connection], T], durably: bool) -> asyncio.Future[T]:
+    def submit(
+        self, work: Callable[[sqlite3.Connection], T], durably: bool, *, shared: bool = False
+    ) -> asyncio.Future[T]:
+        """Queue a call. A `shared` one waits for the next that is not, or `sharing_seconds`."""
         call = StoreCall(work, durably, self._loop.create_future())
         if self._closed:
             call.error = StoreFailed("the store is closed")
@@ -136,8 +142,13 @@ class CallQueue:
             )
         if call.error is not None:
             call.resolve()
-        else:
+        elif not shared or not self._sharing_seconds:
             self._enqueue(call, apart=False)
+        else:
+            with self._lock:
+                self._waiting.append(call)
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._sharing_seconds, self._start)
         return call.future
 
     def _run_apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
@@ -149,6 +160,14 @@ class CallQueue:
     def _enqueue(self, call: StoreCall, *, apart: bool) -> None:
         with self._lock:
             (self._apart if apart else self._waiting).append(call)
+        self._start()
+
+    def _start(self) -> None:
+        """Have what waits drained."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        with self._lock:
             idle, self._draining = not self._draining, True
         if idle:
             self._executor.start(self._drain)

@@ -61,8 +61,9 @@ class Writer(CallQueue):
         path: Path,
         connect: Callable[[], sqlite3.Connection],
         checkpoints: Checkpoints,
+        sharing_seconds: float,
     ) -> None:
-        super().__init__(executor, conn, path, connect, checkpoints)
+        super().__init__(executor, conn, path, connect, checkpoints, sharing_seconds)
 
         # Used in the event loop only:
         self.trouble: str | None = None  # why the last write failed, until one works again

@@ -572,10 +572,10 @@ class TurnTests(FaultTestCase):
         self.disk.fill("UPDATE sessions SET summary_message_id")
         real = self.store.submit
 
-        def submit(work: Any, *, durably: bool = False) -> Any:
+        def submit(work: Any, *, durably: bool = False, shared: bool = False) -> Any:
             if durably:
                 self.disk.fill()  # from the summary's own transaction on, nothing works
-            return real(work, durably=durably)
+            return real(work, durably=durably, shared=shared)
 
         self.store.submit = submit  # type: ignore[method-assign]
         path = f"/agent/sessions/{self.session}/summarize"

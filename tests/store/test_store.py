@@ -33,6 +33,24 @@ class GroupCommitTests(StoreCase):
             # The gate's own commit is the other one.
             self.assertEqual((self.count("BEGIN IMMEDIATE"), self.count("COMMIT")), (1, 2))
 
+    async def test_shared_calls_wait_for_the_next_one_and_share_its_transaction(self) -> None:
+        async with self.opened(sharing_seconds=3600) as store:
+            shared = [store.submit(add(sid), shared=True) for sid in ("a", "b", "c")]
+            self.assertEqual(await store.submit(ids), ["a", "b", "c"])
+            self.assertTrue(all(call.done() for call in shared))
+            self.assertEqual(self.count("COMMIT"), 1)
+
+    async def test_a_shared_call_that_no_other_follows_is_committed_by_itself(self) -> None:
+        async with self.opened(sharing_seconds=0.001) as store:
+            for n in range(2):
+                await store.submit(add(f"s{n}"), shared=True)
+                self.assertEqual(self.count("COMMIT"), n + 1)
+
+    async def test_release_finishes_shared_calls_too(self) -> None:
+        async with self.opened(sharing_seconds=3600) as store:
+            shared = store.submit(add("s"), shared=True)
+        self.assertEqual(await shared, "s")
+
     async def test_a_batch_wakes_the_event_loop_once(self) -> None:
         async with self.opened() as store:
             gate = Gate()

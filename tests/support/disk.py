@@ -29,7 +29,13 @@ class Disk:
 
     def stores(self, clock: Clock, boot_id: str = "") -> Stores:
         boot = boot_id or str(uuid.uuid4())
-        return Stores(clock=clock, boot_id=boot, executor=InlineExecutor, connect=self.connect)
+        return Stores(
+            clock=clock,
+            boot_id=boot,
+            executor=InlineExecutor,
+            connect=self.connect,
+            sharing_seconds=0,
+        )
 
     def fill(self, only: str = "") -> None:
         """No room: for anything, or for the statements that hold these words."""

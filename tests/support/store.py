@@ -30,6 +30,7 @@ from crushlite.protocol.runs import RunInfo
 from crushlite.protocol.sessions import Session
 from crushlite.store import Store, Stores, connect
 from crushlite.store.sessions import insert_session, session_texts
+from crushlite.store.stores import SHARING_SECONDS
 from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.places import ROOT
@@ -129,9 +130,14 @@ class StoreCase(BoundedTestCase):
         self,
         factory: ConnectionFactory | None = None,
         executor: Callable[[str], Executor] | None = None,
+        sharing_seconds: float = SHARING_SECONDS,
     ) -> AsyncIterator[Store]:
         stores = Stores(
-            clock=FakeClock(), boot_id="boot", executor=executor, connect=factory or self.tracing
+            clock=FakeClock(),
+            boot_id="boot",
+            executor=executor,
+            connect=factory or self.tracing,
+            sharing_seconds=sharing_seconds,
         )
         store = await stores.open(self.directory)
         self.trace.clear()

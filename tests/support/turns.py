@@ -82,7 +82,9 @@ class Bench(BoundedTestCase):
         folder = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))
         self.path = Path(folder)
         self.clock = FakeClock()
-        stores = Stores(clock=self.clock, boot_id="boot", executor=InlineExecutor)
+        stores = Stores(
+            clock=self.clock, boot_id="boot", executor=InlineExecutor, sharing_seconds=0
+        )
         self.store = await stores.open(self.path / "data")
         self.addAsyncCleanup(stores.release, self.store)
         row = Session(id=SESSION, title="a session", created_at=1, updated_at=1)

@@ -9,7 +9,6 @@ what the events of an answer mean is the business of a Decoder.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import ssl
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +30,7 @@ from .hiding import SecretHider
 from .reply import LINE_LIMIT, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
     from ...clock import Clock
     from ...http.client import StreamResponse
@@ -56,6 +55,7 @@ _HEADERS = (
     ("Content-Type", "application/json"),
     ("Accept", "text/event-stream, application/json"),
 )
+_FAILURES = (ProviderError, ClientError, OSError, ValueError, RecursionError)
 _ABSENT = "Does it run, and is its base_url right? `crushlite doctor` tries to reach it"
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -142,20 +142,34 @@ class Transport:
         """Send a request and yield what the decoder makes of its answer, as it comes. A `body` of
         many `chars` is made and written in a thread. Closing the generator before its end closes
         the connection at once. Raises ProviderError."""
-        async with self._post(path, body, chars) as reply:
-            async for event in reply:
-                if is_heavy(event.data):
-                    pieces = await asyncio.to_thread(decoder.feed, event)
-                else:
-                    pieces = decoder.feed(event)
-                for piece in pieces:
-                    yield piece
-                if decoder.done:
-                    break
-                if decoder.finished:
-                    reply.expect_end()
-            rest = decoder.end()
-            await reply.drain()
+        try:
+            if chars > LIGHT_CHARS:
+                encoded = await asyncio.to_thread(lambda: _encoded(body(), is_light=False))
+            else:
+                encoded = _encoded(body(), is_light=True)
+            async with self._client.stream(
+                "POST",
+                self.endpoint.target(path),
+                body=encoded,
+                timeout=self._timeouts.first_byte,
+            ) as response:
+                await self._check(response)
+                reply = Reply(response, self._clock, self._timeouts.idle)
+                async for event in reply:
+                    if is_heavy(event.data):
+                        pieces = await asyncio.to_thread(decoder.feed, event)
+                    else:
+                        pieces = decoder.feed(event)
+                    for piece in pieces:
+                        yield piece
+                    if decoder.done:
+                        break
+                    if decoder.finished:
+                        reply.expect_end()
+                rest = decoder.end()
+                await reply.drain()
+        except _FAILURES as error:
+            raise self._translated(error) from None
         # Outside of the block: the connection is free even if the consumer stops reading here.
         for piece in rest:
             yield piece
@@ -175,7 +189,7 @@ class Transport:
         self, method: str, path: str, body: bytes, read: Callable[[Any], T], timeout: float
     ) -> T:
         target = self.endpoint.target(path)
-        async with self._translated():
+        try:
             try:
                 async with (
                     time_limit(self._clock, timeout),
@@ -189,50 +203,28 @@ class Transport:
             if is_heavy(text):
                 return await asyncio.to_thread(lambda: read(decode_json(text)))
             return read(decode_json(text))
+        except _FAILURES as error:
+            raise self._translated(error) from None
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    @contextlib.asynccontextmanager
-    async def _post(
-        self, path: str, body: Callable[[], Mapping[str, Any]], chars: int
-    ) -> AsyncIterator[Reply]:
-        """Send a request; the block reads its answer. A ProviderError that the block raises is made
-        safe to show, too."""
-        async with self._translated():
-            if chars > LIGHT_CHARS:
-                encoded = await asyncio.to_thread(lambda: _encoded(body(), is_light=False))
-            else:
-                encoded = _encoded(body(), is_light=True)
-            async with self._client.stream(
-                "POST",
-                self.endpoint.target(path),
-                body=encoded,
-                timeout=self._timeouts.first_byte,
-            ) as response:
-                await self._check(response)
-                yield Reply(response, self._clock, self._timeouts.idle)
-
-    @contextlib.asynccontextmanager
-    async def _translated(self) -> AsyncIterator[None]:
-        """Turn every failure of the block into a ProviderError that is safe to show."""
-        try:
-            yield
-        except ProviderError as error:
-            raise self._without_secrets(error) from None
-        except (ClientError, OSError, ValueError, RecursionError) as error:
-            # No waiting makes a certificate good, a proxy that refuses agree, or a port ours.
-            distrusted = isinstance(error.__cause__, ssl.SSLCertVerificationError)
-            refused = isinstance(error, ProxyRefused) and error.status < 500
-            refused = refused or isinstance(error, _ForeignListener)
-            said, host = str(error), self.endpoint.host
-            absent = isinstance(error, ConnectFailed) and not (distrusted or refused)
-            failed = ProviderError(
-                said if host in said else f"{host}: {said}",
-                retryable=not (distrusted or refused),
-                advice=_ABSENT if absent else "",
-            )
-            raise self._without_secrets(failed) from None
+    def _translated(self, error: Exception) -> ProviderError:
+        """Any failure of a request as a ProviderError that is safe to show."""
+        if isinstance(error, ProviderError):
+            return self._without_secrets(error)
+        # No waiting makes a certificate good, a proxy that refuses agree, or a port ours.
+        distrusted = isinstance(error.__cause__, ssl.SSLCertVerificationError)
+        refused = isinstance(error, ProxyRefused) and error.status < 500
+        refused = refused or isinstance(error, _ForeignListener)
+        said, host = str(error), self.endpoint.host
+        absent = isinstance(error, ConnectFailed) and not (distrusted or refused)
+        failed = ProviderError(
+            said if host in said else f"{host}: {said}",
+            retryable=not (distrusted or refused),
+            advice=_ABSENT if absent else "",
+        )
+        return self._without_secrets(failed)
 
     def _without_secrets(self, error: ProviderError) -> ProviderError:
         return ProviderError(
