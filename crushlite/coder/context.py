@@ -50,6 +50,8 @@ def user_files(paths: Sequence[str]) -> list[ContextFile]:
     """The context files of the user, by absolute paths. Links are followed: they are the user's."""
     found: dict[str, ContextFile] = {}
     for path in paths:
+        if not os.path.exists(path):
+            continue  # most do not, and `realpath` looks at each folder on the way
         real = os.path.realpath(path)
         text = None if real in found else _user_text(real)
         if text is not None:

@@ -62,20 +62,25 @@ class AgentFile:
 
 def agent_files(workspace: Path, env: Mapping[str, str], roots: Roots) -> list[AgentFile]:
     """All files that can be read, with those of the project that are not trusted."""
-    try:
-        trusted = TrustStore.of(roots, env).read()
-    except ConfigError:
-        trusted = TrustedFiles({})
     home = roots.home_folder(env)
     own = [home / folder for folder in FOLDERS] + [roots.config(env) / "agents"]
     found: dict[Path, AgentFile] = {}
     for folder in own:
         for path in _markdown(folder):
             _add(found, Path("/"), path, None)
-    for name in FOLDERS:
-        for path in _markdown(workspace / name):
+    of_project = [path for name in FOLDERS for path in _markdown(workspace / name)]
+    if of_project:
+        trusted = _trusted(env, roots)
+        for path in of_project:
             _add(found, workspace, path, trusted)
     return list(found.values())
+
+
+def _trusted(env: Mapping[str, str], roots: Roots) -> TrustedFiles:
+    try:
+        return TrustStore.of(roots, env).read()
+    except ConfigError:
+        return TrustedFiles({})
 
 
 def usable(files: list[AgentFile]) -> dict[str, AgentFile]:

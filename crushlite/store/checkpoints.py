@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ class Checkpoints:
         """Measure the log after a commit, before that is acknowledged. A log deleted in use
         still works but would be gone with the process, so copy it into the database now."""
         try:
-            self._size = self._file.stat().st_size
+            self._size = os.stat(self._file).st_size
         except FileNotFoundError:
             self._size = 0
             self._warn("%s was deleted while in use: every write goes through it", self._file)
