@@ -316,9 +316,10 @@ class Turn(Protocol):
         there are none: they wait for the next call, or get a turn of their own. After some, the
         next piece of the answer begins a new message."""
 
-    async def usage(self, usage: Usage) -> None:
+    async def usage(self, usage: Usage, last: bool = False) -> None:
         """Report tokens and cost of a model call. At max_cost a person who attends is asked for
-        more; raises LimitReached if that is not given."""
+        more; raises LimitReached if that is not given. `last`: the turn is about to end, as far as
+        the agent knows; what was used is stored with its ending, which is faster."""
 
     async def command(
         self,

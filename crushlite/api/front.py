@@ -44,18 +44,20 @@ def build_router(
     def whole() -> list[Route]:
         from .routes import routes_of
 
-        return routes_of(context())
+        return [route, *(each for each in routes_of(context()) if each.pattern != HEALTH)]
 
     async def health(request: Request) -> Response:
-        if not request.head.query:
-            return Response(200)
         known = context()
         entry = next(entry for entry in known.table if entry.pattern == HEALTH)
         answer = await entry.function(known, request)
         assert isinstance(answer, Response)
         return answer
 
-    return Router([Route("GET", HEALTH, health, urgent=True)], guard=guard, whole=whole)
+    def alive(request: Request) -> Response | None:
+        return None if request.head.query else Response(200)
+
+    route = Route("GET", HEALTH, health, urgent=True, instant=alive)
+    return Router([route], guard=guard, whole=whole)
 
 
 def translate(error: Exception) -> HTTPError | None:

@@ -349,7 +349,8 @@ class CoderAgent:
                 usage = self._usage(self._large, request, answer)
                 if state is not None:
                     state.used |= answer.used
-                await turn.usage(usage)
+                is_last = not answer.calls and state is not None and self._large.measure is None
+                await turn.usage(usage, last=is_last)
                 if state is not None:
                     await self._measure(request)
                 return answer

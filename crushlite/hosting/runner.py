@@ -486,11 +486,15 @@ class Runner:
         """The transaction that ends a run and its riders, as they are now, with their messages."""
         scope, session_id = self._workspace.store.scope, group[0].run.session_id
         save = self._workspace.transcript.saving(messages)
+        turn = group[0].turn
+        save_usage = turn.saving_usage() if turn is not None else None
         rows = [live.info("ended") for live in group]
 
         def end(conn: Connection) -> Session:
             session_rows.require_session(conn, scope, session_id)
             save(conn)
+            if save_usage is not None:
+                save_usage(conn)
             for row in rows:
                 run_rows.end_run(conn, scope, row)
             return session_rows.get_session(conn, scope, session_id)
@@ -507,6 +511,8 @@ class Runner:
         self, group: list[LiveRun], outcome: Outcome, session: Session | None
     ) -> None:
         hub = self._workspace.hub
+        if group[0].turn is not None:
+            group[0].turn.publish_end(session)
         if group[0].kind != SUMMARIZE:
             self.outcomes[outcome] += len(group)
             if session is not None and outcome is not Outcome.CLEARED:

@@ -199,13 +199,16 @@ class Transcript:
             self._close_reasoning(live)
             self.changed(live)
 
-    def finish(self, live: LiveMessage, finish: FinishPart, *, write: bool = True) -> None:
-        """Set the finish part: at most one, last. `write=False` leaves the row to `saving`."""
+    def finish(
+        self, live: LiveMessage, finish: FinishPart, *, write: bool = True, publish: bool = True
+    ) -> None:
+        """Set the finish part: at most one, last. `write=False` leaves the row to `saving`,
+        `publish=False` the event to `flush`."""
         self._close_reasoning(live, flush=False)
         parts = [part for part in live.message.parts if not isinstance(part, FinishPart)]
         live.message.parts = [*parts, finish]
         live.joined()
-        self.changed(live, write=write)
+        self.changed(live, write=write, publish=publish)
 
     def erase(self, live: LiveMessage) -> None:
         """Drop what was streamed into the message."""
@@ -214,18 +217,22 @@ class Transcript:
         live.message.parts = []
         self.changed(live)
 
-    def changed(self, live: LiveMessage, *, write: bool = True) -> None:
+    def changed(self, live: LiveMessage, *, write: bool = True, publish: bool = True) -> None:
         """A structural change: published now, and the row follows now."""
         self._count_up(live)
         live.only_growth = False
         if not live.deleted:
             self._live[live.message.id] = live  # it may have left, finished and written, before
-        self.flush(live, write=write)
+        if publish:
+            self.flush(live, write=write)
+        else:
+            self._disarm(live)
 
-    def flush(self, live: LiveMessage, *, write: bool = True) -> None:
-        """Publish and write what is not out yet; a second flush does nothing."""
+    def flush(self, live: LiveMessage, *, write: bool = True, more: bool = False) -> None:
+        """Publish and write what is not out yet; a second flush does nothing. `more` as for
+        `Hub.publish`."""
         self._disarm(live)
-        self._publish(live)
+        self._publish(live, more=more)
         if write:
             self._write(live)
 
@@ -381,10 +388,10 @@ class Transcript:
         delay = max(self._coalesce, _length(live.message) * SECONDS_PER_CHAR)
         live.timer = self._clock.call_later(delay, lambda: self._tick(live))
 
-    def _publish(self, live: LiveMessage) -> None:
+    def _publish(self, live: LiveMessage, *, more: bool = False) -> None:
         if live.published != live.version and not live.deleted:
             live.published = live.version
-            self._hub.publish("updated", live.snapshot(), growth=live.only_growth)
+            self._hub.publish("updated", live.snapshot(), growth=live.only_growth, more=more)
             live.only_growth = True
 
     def _close_reasoning(self, live: LiveMessage, *, flush: bool = True) -> None:

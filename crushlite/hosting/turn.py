@@ -110,6 +110,7 @@ class LiveTurn(TurnRequests):
         self.children: set[Child] = set()  # those that have not ended yet
         self._new_step = True  # the next piece begins a message of its own
         self._owed = 0.0  # cost that no session row holds yet
+        self._unsaved: Usage | None = None  # of the last model call, if the ending is to store it
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
         self._calls: dict[str, ToolCallPart] = {}  # of this step
@@ -174,10 +175,27 @@ class LiveTurn(TurnRequests):
             finish = FinishPart("error", message=failure.title, details=failure.detail)
         finish.time = self._now()
         transcript = self.workspace.transcript
-        transcript.finish(self.last, finish, write=False)
+        transcript.finish(self.last, finish, write=False, publish=self._unsaved is None)
         prompt = self.messages[0]
         if self.guards.withheld and prompt.message.role == "user":
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
+
+    def saving_usage(self) -> Callable[[Connection], object] | None:
+        """What the transaction of the ending must do for the usage that came last; None if that is
+        stored."""
+        if self._unsaved is None:
+            return None
+        workspace = self.workspace
+        values = self.session_id, self._unsaved, self._owed, workspace.clock.now()
+        return lambda conn: _save_usage(conn, workspace.store.scope, *values)
+
+    def publish_end(self, session: Session | None) -> None:
+        """Publish what `close` has held back, so that clients see the usage of a step before its
+        end. `session` is as the ending has left it; None if it could not be stored."""
+        if self._unsaved is not None:
+            if session is not None:
+                self.workspace.hub.publish("updated", session, more=True)
+            self.workspace.transcript.flush(self.last, write=False, more=True)
 
     def _close_calls(self, outcome: Outcome) -> None:
         """Providers refuse a history with a call that has no result, so none is left behind."""
@@ -316,6 +334,7 @@ class LiveTurn(TurnRequests):
         self._check()
         if not wanted or self._counting.out_of_steps:
             return True
+        await self._save_usage()
         self._end_step()
         self._add("user", TextPart(wanted))
         self._new_step, self.guards.stop_asked = True, False
@@ -334,6 +353,7 @@ class LiveTurn(TurnRequests):
     async def step(self) -> None:
         self._check()
         self._counting.check_steps()
+        await self._save_usage()
         if self._counting.steps:  # what sub-agents have cost counts as well
             await self._check_cost()
         self._end_step()
@@ -392,6 +412,7 @@ class LiveTurn(TurnRequests):
     async def summarize(self) -> None:
         self._check()
         if self._summarize is not None:
+            await self._save_usage()
             self._end_step()
             self._new_step = True
             await self._summarize(self)
@@ -408,18 +429,28 @@ class LiveTurn(TurnRequests):
 
     # For the agent: bookkeeping ------------------------------------------------------------------
 
-    async def usage(self, usage: Usage) -> None:
+    async def usage(self, usage: Usage, last: bool = False) -> None:
         self._check()
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
         self.limits.count(usage)
         cost = 0.0 if usage.estimated else usage.cost
-        owed = min(self._owed + cost, session_rows.MOST_COST)
-        saved = await self._save("usage", _save_usage, usage, owed, self.workspace.clock.now())
-        self._owed = 0.0 if saved else owed
+        self._owed = min(self._owed + cost, session_rows.MOST_COST)
+        self._unsaved = usage
+        if not last or self.parent is not None or self._is_summary:
+            await self._save_usage()
         if self.parent is not None and cost:
             await self.parent._charge(cost)
         await self._check_cost()
+
+    async def _save_usage(self) -> None:
+        """Store what the last model call used, if that is still to be done."""
+        if self._unsaved is None:
+            return
+        values = self._unsaved, self._owed, self.workspace.clock.now()
+        self._unsaved, self._owed = None, 0.0
+        if not await self._save("usage", _save_usage, *values):
+            self._owed += values[1]  # stored with the usage of the next call
 
     async def _check_cost(self) -> None:
         """Raise LimitReached if the run has cost too much, and no person says that it may go on:

@@ -396,7 +396,14 @@ class Connection(asyncio.Protocol):
         if self._buffer:
             self._pause_reading()
         request = Request(parsed.head, body, admission.params)
-        task = self._owner.launch(self, request, admission.route.handler)
+        route = admission.route
+        if route.instant is not None and not self._buffer and not self._counted:
+            instant = route.instant(request)
+            if instant is not None:
+                self._owner.requests += 1
+                self._respond(instant)
+                return
+        task = self._owner.launch(self, request, route.handler)
         if counted := self._counted:
             budget, self._counted = self._budget, 0
 

@@ -26,6 +26,8 @@ class Route:
     urgent: bool = False  # may use the reserved connections: see `Limits.reserved`
     public: bool = False  # the guard lets every request pass: it proves nothing about its sender
     from_file: bool = False  # for the guard: the form of a local file may post to it
+    # Answers some requests without waiting for anything, and so without a task; None for others.
+    instant: Callable[[Request], Response | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -702,6 +702,51 @@ class QueueTests(RunnerTestCase):
         self.assertIsNone((await self.complete("main"))["cancelled"])
 
 
+class LastUsageTests(RunnerTestCase):
+    """An agent that says that a model call was its last has its usage stored with the ending."""
+
+    async def used(self, run: ScriptedRun) -> None:
+        await run.say("said")
+        await run.do(lambda turn: turn.usage(Usage(120, 30, 0.5), last=True))
+
+    def shown(self) -> list[str]:
+        """The events after the agent's words: how messages finish, and what sessions have cost."""
+        return [
+            event.finish or (f"{event['cost']} {event['message_count']}")
+            for event in self.anna.events.seen
+            if event.finish in ("end_turn", "canceled", "tool_use")
+            or (event.kind == "session" and event.action == "updated")
+        ]
+
+    async def test_it_is_stored_with_the_ending_and_shown_before_it(self) -> None:
+        for number, finish in ((1, "end_turn"), (2, "canceled")):
+            run = await self.begin(finish)
+            await self.used(run)
+            self.assertEqual(
+                (await self.get(f"/sessions/{self.session}"))["cost"], 0.5 * number - 0.5
+            )
+            if finish == "canceled":
+                await self.anna.cancel(self.session)
+            else:
+                run.release()
+            await self.complete(finish)
+            cost = 0.5 * number
+            self.assertEqual((await self.get(f"/sessions/{self.session}"))["cost"], cost)
+            session = f"{cost} {2 * number}"
+            self.assertEqual(self.shown()[-3:], [session, finish, session])
+
+    async def test_it_is_stored_before_a_step_that_follows_all_the_same(self) -> None:
+        run = await self.begin()
+        await self.used(run)
+        await run.do(lambda turn: turn.step())
+        self.assertEqual((await self.get(f"/sessions/{self.session}"))["cost"], 0.5)
+        await self.anna.events.wait_for(lambda event: event.finish == "tool_use")
+        self.assertEqual(self.shown(), ["0.5 2", "tool_use"])
+        run.release()
+        await self.complete("main")
+        self.assertEqual((await self.get(f"/sessions/{self.session}"))["cost"], 0.5)
+
+
 class RenameTests(RunnerTestCase):
     async def test_a_rename_takes_the_title_and_keeps_the_counters(self) -> None:
         run = await self.begin()

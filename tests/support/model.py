@@ -362,8 +362,8 @@ class CoderBench(Bench):
         fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
         **order: Any,
     ) -> LiveTurn:
-        """Run the agent on a turn, into which `fold` brings more prompts. Writing the turn's ending
-        is left to the caller."""
+        """Run the agent on a turn, into which `fold` brings more prompts. Of the turn's ending only
+        the usage is written; the rest is left to the caller."""
         self.user(prompt, *parts)
         fields = {"run_id": "run-1", "session_id": SESSION, "prompt": prompt, **order}
         asked = Prompt(**fields)
@@ -372,6 +372,9 @@ class CoderBench(Bench):
             self.workspace, asked, Agent(agent), fold=fold, summarize=summarize_turn
         )
         await agent.run(self.live)
+        save_usage = self.live.saving_usage()
+        if save_usage is not None:
+            await self.store.submit(save_usage)
         return self.live
 
     def user(self, text: str, *parts: Part) -> None:
