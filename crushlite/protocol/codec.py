@@ -243,9 +243,11 @@ def decode(cls: type[T], value: JSON, where: Place = "body") -> T:
     if not isinstance(value, dict):
         raise BadRequest(f"{_path(where)} must be an object, not {_kind(value)}")
     arguments: dict[str, JSON] = {}
-    for attribute, key, read, required in _decode_plan(cast("Any", cls)):
+    for attribute, key, plain, read, required in _decode_plan(cast("Any", cls)):
         item = value.get(key)
-        if item is not None:
+        if item.__class__ is plain:
+            arguments[attribute] = item
+        elif item is not None:
             arguments[attribute] = read(item, where, key)
         elif required:
             raise BadRequest(f"{_path(where)}.{key} is required")
@@ -261,12 +263,15 @@ _Read = Callable[[JSON, Place, "str | int"], JSON]
 
 
 @functools.cache
-def _decode_plan(cls: Any) -> tuple[tuple[str, str, _Read, bool], ...]:
+def _decode_plan(cls: Any) -> tuple[tuple[str, str, Any, _Read, bool], ...]:
+    """Of each field its name and key, the type whose values need not be read, the function that
+    reads others, and whether it is required."""
     hints = _hints(cls)
     return tuple(
         (
             f.name,
             key_of(f),
+            hint if (hint := without_none(hints[f.name])) in (str, bool) else None,
             _read_tagged(f.metadata["tags"]) if "tags" in f.metadata else _reader(hints[f.name]),
             not has_default(f),
         )
@@ -321,6 +326,11 @@ def _read_dict(read: _Read) -> _Read:
         return {name: read(item, place, name) for name, item in value.items()}
 
     return read_dict
+
+
+def decode_tagged(classes: dict[str, type], value: JSON, where: str) -> list[Any]:
+    """Build a list of these classes, as of a field with `tagged` metadata; raise BadRequest."""
+    return cast("list[Any]", _read_tagged(classes)(value, "body", where))
 
 
 def _read_tagged(classes: dict[str, type]) -> _Read:

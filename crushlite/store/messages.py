@@ -10,8 +10,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, CorruptDatabase, NotFound
-from ..protocol.codec import decode, dumps, encode
-from ..protocol.messages import Message
+from ..protocol.codec import decode_tagged, dumps, encode
+from ..protocol.messages import PARTS, Message
 from .connection import check_row
 from .sessions import require_session
 
@@ -106,15 +106,10 @@ def message_from_row(row: tuple[Any, ...]) -> Message:
     if len(parts) > PARTS_CHARS:
         raise CorruptDatabase(f"message {mid[:80]!r} is longer than any that was made here")
     try:
-        message = decode(
-            Message, {"id": mid, "role": role, "session_id": sid, "parts": json.loads(parts)}
-        )
+        made = decode_tagged(PARTS, json.loads(parts), "parts")
     except (BadRequest, ValueError, RecursionError) as error:
         raise CorruptDatabase(f"message {mid} is damaged and cannot be read: {error}") from None
-    message.model, message.provider = model, provider
-    message.created_at, message.updated_at = created_at, updated_at
-    message.is_summary_message = bool(is_summary)
-    return message
+    return Message(mid, role, sid, made, model, provider, created_at, updated_at, bool(is_summary))
 
 
 def _values(scope: str, message: Message) -> dict[str, object]:
