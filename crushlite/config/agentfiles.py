@@ -63,12 +63,13 @@ class AgentFile:
 def agent_files(workspace: Path, env: Mapping[str, str], roots: Roots) -> list[AgentFile]:
     """All files that can be read, with those of the project that are not trusted."""
     home = roots.home_folder(env)
-    own = [home / folder for folder in FOLDERS] + [roots.config(env) / "agents"]
+    own = [os.path.join(home, name) for name in FOLDERS]
+    own.append(os.path.join(roots.config(env), "agents"))
     found: dict[Path, AgentFile] = {}
     for folder in own:
         for path in _markdown(folder):
             _add(found, Path("/"), path, None)
-    of_project = [path for name in FOLDERS for path in _markdown(workspace / name)]
+    of_project = [path for name in FOLDERS for path in _markdown(os.path.join(workspace, name))]
     if of_project:
         trusted = _trusted(env, roots)
         for path in of_project:
@@ -88,13 +89,14 @@ def usable(files: list[AgentFile]) -> dict[str, AgentFile]:
     return {file.name: file for file in files if file.trust is Trust.TRUSTED}
 
 
-def _markdown(folder: Path) -> list[Path]:
+def _markdown(folder: str) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             names = [e.name for e, _ in zip(entries, range(MOST_ENTRIES), strict=False)]
     except OSError:
         return []
-    return [folder / name for name in sorted(names) if name.endswith(".md")][:MOST_FILES]
+    found = [name for name in sorted(names) if name.endswith(".md")]
+    return [Path(folder, name) for name in found[:MOST_FILES]]
 
 
 def _add(
