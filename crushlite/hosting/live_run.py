@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
-from ..clock import resolve_once
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import BinaryPart, FinishPart, TextPart
 from ..protocol.runs import RunInfo
@@ -30,15 +29,6 @@ SHOWN_PROMPT = 200  # characters of a prompt in a list of runs
 SUMMARIZE = "summarize"  # not a prompt: no row, no user message, no run_complete
 
 
-class Used(TypedDict):
-    """What a run has used, and how many permissions it asked for and did not get."""
-
-    denied: int
-    cost: float
-    prompt_tokens: int
-    completion_tokens: int
-
-
 class LiveRun:
     """A run from its acceptance until its ending is written. Only the Runner writes these."""
 
@@ -50,8 +40,8 @@ class LiveRun:
         self.kind = kind
         self.digest = digest_of(request) if kind == PROMPT else ""
         self.accepted_at = now
-        self._commit: bool | Exception | None = None  # what became of its row; None: not known yet
-        self._waiting: list[asyncio.Future[None]] = []  # for that
+        self._commit: bool | Exception = False  # what became of its row, once that is known:
+        self._decided = asyncio.Event()
         # the turn
         self.user: LiveMessage | None = None  # its user message, once that is in the transcript
         self.turn: LiveTurn | None = None  # of a folded run, that of the run it was folded into
@@ -77,26 +67,15 @@ class LiveRun:
         """Wait for the commit of its row. True: the run is promised. False: its row belongs to
         an earlier run with this id. Raises the error of the store if the row could not be
         written."""
-        if self._commit is None:
-            # A future for each caller: one that is cancelled must not cancel the others. And they
-            # wake before anything that is scheduled after `resolve_commit`.
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            await waiter
+        await self._decided.wait()
         if isinstance(self._commit, Exception):
             raise self._commit
-        return bool(self._commit)
+        return self._commit
 
     def resolve_commit(self, result: bool | Exception) -> None:
-        """Let the callers of `committed` go on."""
+        """Let the callers of `committed` go on, before anything that is scheduled after this."""
         self._commit = result
-        for waiter in self._waiting:
-            resolve_once(waiter)
-        self._waiting.clear()
-
-    @property
-    def limit(self) -> str:
-        return self.turn.limits.reached if self.turn is not None else ""
+        self._decided.set()
 
     @property
     def folded_into(self) -> str:
@@ -139,19 +118,6 @@ class LiveRun:
     def not_saved(self, why: Exception) -> None:
         self.error = f"not saved: {why}" + f"; {self.error}" * bool(self.error)
 
-    def _used(self) -> Used:
-        """Cost and tokens are those of its own turn: one that was folded has none."""
-        denied = self.turn.denied if self.turn is not None else 0
-        if self.turn is None or self.run.carrier is not None:
-            return {"denied": denied, "cost": 0.0, "prompt_tokens": 0, "completion_tokens": 0}
-        limits = self.turn.limits
-        return {
-            "denied": denied,
-            "cost": limits.cost,
-            "prompt_tokens": limits.prompt_tokens,
-            "completion_tokens": limits.completion_tokens,
-        }
-
     def info(self, state: str) -> RunInfo:
         """What clients see. `state` is the machine's name for it."""
         info = RunInfo(
@@ -162,10 +128,14 @@ class LiveRun:
             folded_into=self.folded_into,
             accepted_at=self.accepted_at,
             started_at=self.started_at,
-            limit=self.limit,
             prompt=self.request.prompt[:SHOWN_PROMPT],
-            **self._used(),
         )
+        if self.turn is not None:
+            limits = self.turn.limits
+            info.denied, info.limit = self.turn.denied, limits.reached
+            if self.run.carrier is None:  # cost and tokens of a turn are those of its own run
+                info.cost, info.prompt_tokens = limits.cost, limits.prompt_tokens
+                info.completion_tokens = limits.completion_tokens
         if state == "ended" and self.run.outcome is not None:
             info.outcome, info.ended_at = self.run.outcome.value, self.ended_at
             info.message_id, info.text, info.error = self.message_id, self.text, self.error
