@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..clock import all_done, wait_at_most
 from ..errors import BadRequest, NotFound
-from ..store import files as file_rows, sessions as session_rows
+from ..store import sessions as session_rows
 from ..unique import new_id
 from .runner import Runner
 from .tasks import OwnedTasks
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..agent.base import Agent
     from ..protocol.permissions import PermissionRule
-    from ..protocol.sessions import File, Session
+    from ..protocol.sessions import Session
     from ..protocol.workspaces import CreateWorkspace
     from ..wing import WorkspacePart
     from .runner import CancelResult
@@ -88,8 +88,7 @@ class Workspace(WorkspaceBase):
 
     def pending(self) -> list[object]:
         """The open requests that the stream shows: sent again to clients that join late."""
-        shown = self.permissions.on_stream()
-        return [*self.questions.listed(), *([shown] if shown is not None else [])]
+        return [*self.questions.listed(), *self.permissions.on_stream()]
 
     # Rules ---------------------------------------------------------------------------------------
 
@@ -139,21 +138,6 @@ class Workspace(WorkspaceBase):
         )
         self.hub.publish("updated", copy.copy(session))
         return self._with_busy(session)
-
-    async def files(self, session_id: str) -> list[File]:
-        """Every stored version of every file that a session changed."""
-        return await self.store.read(file_rows.list_files, session_id)
-
-    async def files_read(self, session_id: str) -> list[str]:
-        """The paths that a session has read, the last read first."""
-        return await self.store.read(file_rows.list_read, session_id)
-
-    async def mark_read(self, session_id: str, path: str) -> None:
-        await self.store.write(file_rows.mark_read, session_id, path, self.clock.now())
-
-    async def last_read(self, session_id: str, path: str) -> float | None:
-        """When a session has read a file; None if never."""
-        return await self.store.read(file_rows.last_read, session_id, path)
 
     async def delete_session(self, session_id: str) -> None:
         """Cancel, wait until nothing of it runs, then remove it with all it owns."""
