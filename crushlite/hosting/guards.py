@@ -6,29 +6,27 @@ its neighbours in wing.py). An agent that asks before it runs a tool (`Turn.befo
 a changed input. Of one that does not, the tools are checked when it asks for a permission; there a
 changed input counts as a refusal, because the agent would run what it had in mind.
 
-A part that fails counts as a refusal of a prompt or a tool call; elsewhere it has said nothing. One
-that fails to say what it offers to the agent costs its own offers, not the turn.
+A part that fails counts as a refusal of a prompt or a tool call; elsewhere it has said nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..agent.base import ToolCheck, Verdict
-from ..clock import resolve_once, time_limit
+from ..clock import resolve_once
 from ..errors import CrushliteError, PromptRefused
 from ..protocol.codec import NotJSON, dumps, loads
 from ..records import dataclass
 from ..wing import Author, Ruling, ToolUsed, WorkspacePart
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from ..agent.base import OfferedTool, Turn
-    from ..clock import Clock
     from ..protocol.messages import ToolCallPart
     from ..protocol.permissions import PermissionRequest
 
@@ -37,7 +35,6 @@ log = logging.getLogger(__name__)
 MOST_STOPS = 5  # how often a turn goes on because a part wants it to
 READ_CHARS = 1_000_000  # of an input or metadata that is read here
 CONTEXT_CHARS = 32_000  # that parts may add to one prompt or one result
-NOTE_SECONDS = 20.0  # that a part may take to say something of a changed file
 SHOWN = "hook"  # the key of what parts said in the metadata of a result
 ASKED = (
     *("guards_prompts", "before_prompt", "before_tool", "after_tool", "permission_asked"),
@@ -75,7 +72,6 @@ class TurnGuards:
         """`above` are the guards of the turn that a sub-agent works for: a halt ends both."""
         self.context = ""  # what the parts add to the prompt
         self.stop_asked = False  # the agent has asked whether the turn may end
-        self._parts = parts
         self._guards = [part for part in parts if _guards(part)]
         self._author = author
         self._top = above or self
@@ -172,10 +168,8 @@ class TurnGuards:
 
     def notify(self, kind: str, text: str) -> None:
         for part in self._guards:
-            try:
+            with tolerated(part):
                 part.notified(self._author, kind, text)
-            except Exception:
-                log.exception("run %s: %s failed", self._author.run_id, type(part).__name__)
 
     async def answer(self, request: PermissionRequest) -> Verdict | None:
         """What a part answers to a request that users would be asked about; None: they are."""
@@ -226,45 +220,6 @@ class TurnGuards:
         self._stops += bool(wanted)
         return _joined(wanted)
 
-    # What parts offer to the agent ---------------------------------------------------------------
-
-    async def tools(self, turn: Turn) -> list[OfferedTool]:
-        """The tools of all parts, in their order, each name once."""
-        found: dict[str, OfferedTool] = {}
-        for part in self._parts:
-            try:
-                for tool in await part.tools(turn):
-                    found.setdefault(tool.name, tool)
-            except Exception:
-                log.exception("%s could not offer its tools", type(part).__name__)
-        return list(found.values())
-
-    async def notes_on_change(self, turn: Turn, path: str, clock: Clock) -> list[str]:
-        """What the parts have to say of a changed file, in their order. They are asked at the same
-        time; one that takes longer than NOTE_SECONDS has nothing to say."""
-
-        async def ask(part: WorkspacePart) -> str:
-            try:
-                async with time_limit(clock, NOTE_SECONDS):
-                    return await part.notes_on_change(turn, path)
-            except TimeoutError:
-                return ""
-            except Exception:
-                log.exception("%s could not say anything of a change", type(part).__name__)
-                return ""
-
-        return [note for note in await asyncio.gather(*map(ask, self._parts)) if note]
-
-    def instructions(self) -> list[tuple[str, str]]:
-        """The instructions of all parts, in their order."""
-        found: list[tuple[str, str]] = []
-        for part in self._parts:
-            try:
-                found += part.instructions()
-            except Exception:
-                log.exception("%s could not give its instructions", type(part).__name__)
-        return found
-
     # Inside --------------------------------------------------------------------------------------
 
     def _heed_halt(self, ruling: Ruling) -> None:
@@ -287,6 +242,15 @@ class TurnGuards:
         except Exception:
             log.exception("run %s: %s failed", self._author.run_id, type(part).__name__)
         return _REFUSED if refuse else _NOTHING
+
+
+@contextlib.contextmanager
+def tolerated(part: WorkspacePart) -> Iterator[None]:
+    """Log what a part raises, and go on: it costs what the part does, not the turn."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s failed", type(part).__name__)
 
 
 def _guards(part: WorkspacePart) -> bool:

@@ -102,7 +102,9 @@ async def run_child(
     )
     child = ChildTurn(parent, call_id, request, agent)
     session = await workspace.insert_session(session_id, title, parent.session_id)
-    parent.add_child(child)  # raises TurnOver if the turn has ended meanwhile: nothing is published
+    parent.add_child(
+        child.end
+    )  # raises TurnOver if the turn has ended meanwhile: nothing is published
     workspace.hub.publish("created", session)
     parts = (TextPart(prompt), FinishPart("stop"))
     asked = new_message("user", session_id, parts, workspace.clock.now())
@@ -119,7 +121,7 @@ async def run_child(
         raise
     finally:
         await run_to_the_end(child.end(outcome, failure))
-        parent.children.discard(child)
+        parent.children.discard(child.end)
     return Delegated(child.last.message.text, child.denied)
 
 

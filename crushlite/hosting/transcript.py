@@ -281,16 +281,11 @@ class Transcript:
 
     # Reading -------------------------------------------------------------------------------------
 
-    async def messages(self, session_id: str) -> list[Message]:
-        """A session's messages, oldest first, as streams have seen them."""
-        seen = self._seen(session_id)
-        rows = await self._store.read(message_rows.list_messages, session_id)
-        return _overlaid(rows, seen | self._seen(session_id))
-
     async def conversation(
         self, session_id: str, notes_owner: str
     ) -> tuple[Session, list[Message], str]:
-        """A session, its messages as above, and what this owner has kept with it."""
+        """A session, its messages, oldest first, as streams have seen them, and what this owner
+        has kept with it."""
 
         def read(conn: Connection, scope: str) -> tuple[Session, list[Message], str]:
             session = session_rows.get_session(conn, scope, session_id)
@@ -302,7 +297,7 @@ class Transcript:
         return session, _overlaid(rows, seen | self._seen(session_id)), notes
 
     async def messages_json(self, session_id: str) -> list[bytes]:
-        """The same as JSON, without making objects of all of them: pieces with one or more
+        """The messages as JSON, without making objects of all of them: pieces with one or more
         messages each, to be joined by commas."""
         read = await self._read_beside(listing.message_texts, session_id)
         (pieces, newest), seen = read

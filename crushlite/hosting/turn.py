@@ -12,11 +12,12 @@ Knows nothing of: how runs are accepted, canceled or recorded; HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..agent.base import Agent, ToolCheck, Usage
-from ..clock import resolve_once
+from ..clock import resolve_once, time_limit
 from ..errors import BadRequest
 from ..protocol.messages import (
     FinishPart,
@@ -33,6 +34,7 @@ from ..protocol.sessions import Todo
 from ..runs import Outcome
 from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessions as session_rows
 from ..store.files import Change, FileState
+from .guards import tolerated
 from .limits import RunLimits
 from .prompts import Failure, clean
 from .transcript import new_message
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from ..agent.base import AnyAgent, Delegated, OfferedTool
     from ..protocol.messages import Attachment, Prompt
     from ..protocol.sessions import Session
-    from ..store import Connection
+    from ..wing import WorkspacePart
     from .transcript import LiveMessage
     from .workspace_base import WorkspaceBase
 
@@ -63,14 +65,9 @@ NOT_ALLOWED = {
     Outcome.CANCELED: "not run: the user cancelled before it was allowed",
 }
 TITLE_CHARS = 200
+NOTE_SECONDS = 20.0  # that a part may take to say something of a changed file
 CHILD_SECONDS = 9.0  # how long sub-agents may take to end, with their commands
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
-
-
-class Child(Protocol):
-    """The turn of a sub-agent, as the turn above it sees it."""
-
-    def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
 
 
 class LiveTurn(TurnRequests):
@@ -107,7 +104,8 @@ class LiveTurn(TurnRequests):
         self._is_summary = is_summary
         self.parent = parent
         self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
-        self.children: set[Child] = set()  # those that have not ended yet
+        # What ends each sub-agent that has not ended yet.
+        self.children: set[Callable[[Outcome], asyncio.Task[None]]] = set()
         self._new_step = True  # the next piece begins a message of its own
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
@@ -132,9 +130,9 @@ class LiveTurn(TurnRequests):
         """What the agent has said in its last step."""
         return self._step.joined().text if self._step is not None else ""
 
-    def add_child(self, child: Child) -> None:
+    def add_child(self, end: Callable[[Outcome], asyncio.Task[None]]) -> None:
         self._check()
-        self.children.add(child)
+        self.children.add(end)
 
     async def agent_done(self) -> None:
         """The agent has returned. If it did not ask whether the turn may end, tell the wings that
@@ -150,7 +148,7 @@ class LiveTurn(TurnRequests):
         """End the sub-agents that the agent has left behind. Their records are complete before
         those of this turn, unless that takes more than some seconds."""
         if self.children:
-            endings = [child.end(Outcome.CANCELED) for child in self.children]
+            endings = [end(Outcome.CANCELED) for end in self.children]
             await asyncio.wait(endings, timeout=CHILD_SECONDS)
 
     def discard(self) -> None:
@@ -207,14 +205,13 @@ class LiveTurn(TurnRequests):
         return await self.workspace.store.read(session_rows.get_session, self.session_id)
 
     async def history(self) -> list[Message]:
-        self._check()
-        return _not_withheld(await self.workspace.transcript.messages(self.session_id))
+        return (await self.conversation())[1]
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
         read = await self.workspace.transcript.conversation(self.session_id, self.agent.notes_owner)
         session, messages, self._notes = read
-        return session, _not_withheld(messages)
+        return session, [m for m in messages if m.finish is None or not m.finish.withheld]
 
     async def recall(self) -> str:
         self._check()
@@ -375,17 +372,32 @@ class LiveTurn(TurnRequests):
 
     async def offered_tools(self) -> list[OfferedTool]:
         self._check()
-        found = await self.guards.tools(self)
+        found: dict[str, OfferedTool] = {}  # in the order of the parts, each name once
+        for part in self.workspace.parts:
+            with tolerated(part):
+                for tool in await part.tools(self):
+                    found.setdefault(tool.name, tool)
         self._check()
-        return found
+        return list(found.values())
 
     async def notes_on_change(self, path: str) -> list[str]:
         self._check()
-        return await self.guards.notes_on_change(self, path, self.workspace.clock)
+
+        async def ask(part: WorkspacePart) -> str:
+            with tolerated(part), contextlib.suppress(TimeoutError):
+                async with time_limit(self.workspace.clock, NOTE_SECONDS):
+                    return await part.notes_on_change(self, path)
+            return ""
+
+        return [note for note in await asyncio.gather(*map(ask, self.workspace.parts)) if note]
 
     def instructions(self) -> list[tuple[str, str]]:
         self._check()
-        return self.guards.instructions()
+        found: list[tuple[str, str]] = []
+        for part in self.workspace.parts:
+            with tolerated(part):
+                found += part.instructions()
+        return found
 
     # For the agent: other work -------------------------------------------------------------------
 
@@ -414,9 +426,7 @@ class LiveTurn(TurnRequests):
         self.spent = usage
         self.limits.count(usage)
         cost = 0.0 if usage.estimated else usage.cost
-        owed = min(self._owed + cost, session_rows.MOST_COST)
-        saved = await self._save("usage", _save_usage, usage, owed, self.workspace.clock.now())
-        self._owed = 0.0 if saved else owed
+        await self._charge(cost, usage.prompt_tokens, usage.completion_tokens)
         if self.parent is not None and cost:
             await self.parent._charge(cost)
         await self._check_cost()
@@ -439,12 +449,11 @@ class LiveTurn(TurnRequests):
                     raise limits.stop_at_cost()
         self._check()
 
-    async def _charge(self, cost: float) -> None:
-        """Add what a sub-agent has cost to this session as well."""
-        owed = min(self._owed + cost, session_rows.MOST_COST)
-        self._owed = 0.0
-        now = self.workspace.clock.now()
-        if not await self._save("usage", session_rows.add_cost, owed, now):
+    async def _charge(self, cost: float, prompt: int = 0, completion: int = 0) -> None:
+        """Save the usage of a model call; of a sub-agent's, this session gets only the cost."""
+        owed, self._owed = min(self._owed + cost, session_rows.MOST_COST), 0.0
+        counts = prompt, completion, owed, self.workspace.clock.now()
+        if not await self._save("usage", session_rows.save_usage, *counts):
             self._owed += owed
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
@@ -548,18 +557,3 @@ class LiveTurn(TurnRequests):
             await asyncio.sleep(0)
             self._yielded = self.workspace.clock.time()
             self._check()
-
-
-def _save_usage(
-    conn: Connection, scope: str, session_id: str, usage: Usage, cost: float, now: float
-) -> Session:
-    known = session_rows.get_session(conn, scope, session_id)
-    # A count that a provider left out must not make a full context look empty.
-    prompt = usage.prompt_tokens or known.prompt_tokens
-    completion = usage.completion_tokens or known.completion_tokens
-    return session_rows.save_usage(conn, scope, session_id, prompt, completion, cost, now)
-
-
-def _not_withheld(messages: list[Message]) -> list[Message]:
-    """The messages that agents may see."""
-    return [each for each in messages if each.finish is None or not each.finish.withheld]

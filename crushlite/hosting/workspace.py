@@ -17,6 +17,7 @@ from ..clock import all_done, wait_at_most
 from ..errors import BadRequest, NotFound
 from ..store import sessions as session_rows
 from ..unique import new_id
+from .guards import tolerated
 from .runner import Runner
 from .tasks import OwnedTasks
 from .workspace_base import WorkspaceBase
@@ -80,10 +81,8 @@ class Workspace(WorkspaceBase):
         """Cancel all runs of a session, and what parts do in it."""
         canceled = self.runs.cancel(session_id)
         for part in self.parts:
-            try:
+            with tolerated(part):
                 part.session_canceled(session_id)
-            except Exception:  # the other parts are told all the same
-                log.exception("%s failed at the cancel of a session", type(part).__name__)
         return canceled
 
     def pending(self) -> list[object]:
