@@ -7,13 +7,11 @@
     Record    the messages are closed; COMMIT; recorded; agent_event and run_complete go out
     Start     of the next run in line
 
-A turn has two tasks. The *agent task* runs the agent and nothing else, and is the only thing that a
-cancel touches. The *turn task* waits until the agent has returned or the cancel grace is over, and
-records the ending, which is thus never written by code that may be cancelled: a task that is
-cancelled before its first step runs neither its body nor its `finally`. A run that ends without a
-turn is recorded by a task of its own.
-
-This file holds no rule of its own about the state of a run.
+A turn has two tasks. The *agent task* runs the agent, and is all that a cancel touches. The *turn
+task* waits until the agent has returned or the cancel grace is over, and records the ending, which
+is thus never written by code that may be cancelled: a task that is cancelled before its first step
+runs neither its body nor its `finally`. A run that ends without a turn is recorded by a task of its
+own. This file holds no rule of its own about the state of a run.
 """
 
 from __future__ import annotations
@@ -42,22 +40,14 @@ from ..unique import new_id
 from .agents import AgentSlot, run_agent
 from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
-from .prompts import (
-    Failure,
-    digest_of,
-    explain,
-    read_prompt,
-    refuse_child,
-    words,
-)
+from .prompts import Failure, digest_of, explain, read_prompt, refuse_child, words
 from .subturns import run_child, summarize_turn, write_summary
 from .tasks import OwnedTasks
 from .titles import Titles
 from .turn import LiveTurn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
+    from collections.abc import Callable
 
     from ..agent.base import Agent
     from ..protocol.messages import Message
@@ -103,11 +93,10 @@ class Runner:
                 raise RunIdReused(f"run_id {request.run_id!r} was used for another prompt")
             return known
         self._workspace.endings.require_none()
-        agent = (
-            self.agents.with_models(request.models, request.session_id) if request.models else None
-        )
+        session_id, models = request.session_id, request.models
+        agent = self.agents.with_models(models, session_id) if models else None
         alone = request.auto_approve or agent is not None
-        run = self._runs.accept(request.session_id, request.run_id, when_busy, alone=alone)
+        run = self._runs.accept(session_id, request.run_id, when_busy, alone=alone)
         live = self._known[run.run_id] = LiveRun(run, request, self._workspace.clock.now())
         live.agent = agent
         if request.detach:
@@ -135,14 +124,11 @@ class Runner:
         return self._info(live)
 
     async def _repeated(self, prompt: Prompt) -> RunInfo | None:
-        if not prompt.run_id:
+        read = self._workspace.store.read
+        row = await read(run_rows.find_run, prompt.run_id) if prompt.run_id else None
+        if row is None:
             return None
-        request, _ = read_prompt(prompt)
-        try:
-            row = await self._workspace.store.read(run_rows.get_run, prompt.run_id)
-        except RunNotFound:
-            return None
-        if row.digest != digest_of(request):
+        if row.digest != digest_of(prompt):
             raise RunIdReused(f"run_id {prompt.run_id!r} was used for another prompt")
         return await self.run_info(prompt.run_id)
 
@@ -165,9 +151,9 @@ class Runner:
         self._release_claims([live])
 
     def _is_ownerless(self, row: RunRow) -> bool:
-        """Whether a row that was there already belongs to no run. That happens if the store failed
-        right after the commit: the client got an error, and now repeats the prompt. Rows of earlier
-        boots were ended by recovery."""
+        """Whether a row that was there already belongs to no run: the store failed right after the
+        commit, and the client, which got an error, repeats the prompt. Rows of earlier boots were
+        ended by recovery."""
         begun = row.outcome is not None or row.user_message_id
         return not begun and row.boot_id == self._workspace.store.store.boot_id
 
@@ -255,7 +241,8 @@ class Runner:
     def _start(self, live: LiveRun) -> None:
         live.started_at = self._workspace.clock.now()
         try:
-            work = self._begin_work(live)
+            summary = live.kind == SUMMARIZE
+            work = self._summarize(live) if summary else self._call_agent(self._begin_turn(live))
             live.agent_task = self._tasks.spawn(work)
             live.agent_task.add_done_callback(lambda _: resolve_once(live.agent_gone))
         except Exception as error:  # noqa: BLE001 - logged there; the run must end
@@ -297,12 +284,6 @@ class Runner:
             self._broke(live, error)
         await self._record(self._runs.finish(live.run, outcome))
 
-    def _begin_work(self, live: LiveRun) -> Coroutine[Any, Any, None]:
-        """Publish the user message of a prompt, and return what the agent task is to run."""
-        if live.kind == SUMMARIZE:
-            return self._summarize(self.agents.serving(live.run.session_id), live.request)
-        return self._call_agent(self._begin_turn(live))
-
     def _begin_turn(self, live: LiveRun) -> LiveTurn:
         """Make the turn of a run, with its prompt as the first message."""
         live.turn = LiveTurn(
@@ -341,9 +322,10 @@ class Runner:
         finally:
             turn.fence()
 
-    async def _summarize(self, agent: Agent, request: Prompt) -> None:
+    async def _summarize(self, live: LiveRun) -> None:
+        agent = self.agents.serving(live.run.session_id)
         await self.agents.ready(agent)
-        await write_summary(self._workspace, request, agent)
+        await write_summary(self._workspace, live.request, agent)
 
     def _outcome(self, live: LiveRun) -> Outcome:
         """How the agent left its turn, if no doom decides otherwise."""
@@ -581,6 +563,7 @@ class Runner:
 
     def readmit(self, session_id: str) -> None:
         """The deletion is over. If it failed, the session is still there and takes prompts."""
+        self.titles.forget(session_id)
         self._runs.readmit(session_id)
 
     def begin_close(self) -> None:

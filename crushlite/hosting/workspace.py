@@ -153,7 +153,6 @@ class Workspace(WorkspaceBase):
             gone = await self.store.write_durably(session_rows.delete_session, session_id)
         finally:
             for member in family:  # if it is gone, the store refuses its prompts from now on
-                self.runs.titles.forget(member)
                 self.runs.readmit(member)
         self.transcript.forget(gone)
         for member in gone:
