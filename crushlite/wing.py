@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from .records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
     from .agent.base import (
         Agent,
         AgentFactory,
+        Delegated,
         Exit,
         JobInfo,
         JobOutput,
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from .settings import Settings
     from .store import ScopedStore
     from .store.files import Change
+
+    # Of a turn, by the id of its tool call: prompt, agent and title.
+    Delegate = Callable[[Any, str, str, Agent, str], Coroutine[Any, Any, Delegated]]
 
 T = TypeVar("T")
 
@@ -179,6 +183,10 @@ class WorkspacePart:
 
     def turn_commands(self, author: Author) -> TurnCommands | None:
         """What runs the commands of a turn: that of the first part that has an answer."""
+        return None
+
+    def delegate(self) -> Delegate | None:
+        """What lets sub-agents answer (`Turn.delegate`): that of the first part that has one."""
         return None
 
     def file_changed(self, change: Change) -> None:

@@ -19,6 +19,7 @@ WINGS = (
     (".acp_agents.wing", "AgentsWing"),
     (".skills.wing", "SkillsWing"),
     (".hooks.wing", "HooksWing"),
+    (".delegation.wing", "DelegationWing"),
     (".undo.wing", "UndoWing"),
     (".mcp.wing", "McpWing"),
     (".lsp.wing", "LspWing"),

@@ -44,6 +44,7 @@ WINGS = (
     "hooks",
     "acp_agents",
     "acp",
+    "delegation",
     "undo",
     "mcp",
     "lsp",

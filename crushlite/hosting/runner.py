@@ -41,7 +41,7 @@ from .agents import AgentSlot, run_agent
 from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
 from .prompts import Failure, digest_of, explain, read_prompt, refuse_child, words
-from .subturns import run_child, summarize_turn, write_summary
+from .summaries import summarize_turn, write_summary
 from .tasks import OwnedTasks
 from .titles import Titles
 from .turn import LiveTurn
@@ -292,7 +292,6 @@ class Runner:
             live.agent or self.agents.serving(live.run.session_id),
             fold=self._fold,
             summarize=summarize_turn,
-            delegate=run_child,
         )
         live.turn.messages.append(self._user_message(live, live.turn))
         return live.turn

@@ -1,10 +1,9 @@
 """What an agent's calls do: the transcript they grow, the people they ask, the commands they start.
 
-A LiveTurn is made by the runner for one run (or by subturns.py below one) and handed to the
-agent. The agent can only add to the turn; how it ends is written by `close`, which its maker calls
-once, after the agent is gone or was given up. From `fence` on every call raises TurnOver and
-publishes nothing, so an agent that was abandoned cannot reach back into a turn that clients have
-seen end.
+A LiveTurn is made for one run, or below one, for a summary or a sub-agent. The agent can only add
+to the turn; how it ends is written by `close`, which its maker calls once, after the agent is gone
+or was given up. From `fence` on every call raises TurnOver and publishes nothing, so an agent that
+was abandoned cannot reach back into a turn that clients have seen end.
 
 Knows nothing of: how runs are accepted, canceled or recorded; HTTP.
 """
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent.base import Agent, ToolCheck, Usage
 from ..clock import resolve_once, time_limit
-from ..errors import BadRequest
+from ..errors import BadRequest, NotFound
 from ..protocol.messages import (
     FinishPart,
     Message,
@@ -81,13 +80,12 @@ class LiveTurn(TurnRequests):
         *,
         fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
         summarize: Callable[[LiveTurn], Awaitable[None]] | None = None,
-        delegate: Callable[[LiveTurn, str, str, Agent, str], Awaitable[Delegated]] | None = None,
         is_summary: bool = False,
         parent: LiveTurn | None = None,
     ) -> None:
-        """`fold`, `summarize` and `delegate` do what `followups` and the calls of these names
-        promise; without them nothing is folded or summarized, and there are no sub-agents. `parent`
-        is the turn of the agent that this one works for: its limits hold for both together."""
+        """`fold` and `summarize` do what `followups` and `summarize` promise; without them nothing
+        is folded or summarized. `parent` is the turn of the agent that this one works for: its
+        limits hold for both together."""
         super().__init__(workspace, request, parent)
         self.agent = agent
         self.prompt = request.prompt
@@ -100,7 +98,7 @@ class LiveTurn(TurnRequests):
         self.spent = Usage()  # what the last model call used
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
         self._selected = agent.info().selected
-        self._fold, self._summarize, self._delegate = fold, summarize, delegate
+        self._fold, self._summarize = fold, summarize
         self._is_summary = is_summary
         self.parent = parent
         self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
@@ -261,7 +259,7 @@ class LiveTurn(TurnRequests):
         return call_id
 
     def _called(self, call: ToolCallPart) -> None:
-        """A tool call has its whole input: a sub-agent's turn shows it (ChildTurn)."""
+        """A tool call has its whole input: the turn of a sub-agent shows it."""
 
     async def tool_result(
         self,
@@ -412,11 +410,14 @@ class LiveTurn(TurnRequests):
         self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
     ) -> Delegated:
         self._check()
-        if self._delegate is None:
+        if self.parent is not None or self._is_summary:
             raise BadRequest("a sub-agent cannot start another one: do this yourself")
+        delegate = next(filter(None, (part.delegate() for part in self.workspace.parts)), None)
+        if delegate is None:
+            raise NotFound("this daemon has no sub-agents: the wing that runs them is not there")
         call = self._open_call(id)
         self._show_calls()
-        return await self._delegate(self, call.id, clean(prompt), Agent(agent), clean(title))
+        return await delegate(self, call.id, clean(prompt), Agent(agent), clean(title))
 
     # For the agent: bookkeeping ------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from crushlite.coder.prompts import SUMMARY as WISH
 from crushlite.commands import process
 from crushlite.errors import TurnOver
 from crushlite.fake_model import End, Fail, Say
-from crushlite.hosting import subturns, workspace as hosting
+from crushlite.hosting import summaries, workspace as hosting
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
@@ -347,13 +347,13 @@ class SummaryCommitTests(UnderWay):
         asking, call = await self.begin()
         self.gate.shut()
         await self.complete(call)
-        storing, store = asyncio.Event(), subturns._store
+        storing, store = asyncio.Event(), summaries._store
 
         async def entered(*args: Any, **fields: Any) -> None:
             storing.set()
             await store(*args, **fields)
 
-        with mock.patch.object(subturns, "_store", entered):
+        with mock.patch.object(summaries, "_store", entered):
             while not storing.is_set():  # what the turn stores before that: its usage
                 if self.gate.held:
                     self.gate.let()

@@ -18,7 +18,7 @@ from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
 from crushlite.fake_model import End, FakeModel, Say
 from crushlite.hosting import turn_requests, workspace
-from crushlite.hosting.subturns import summarize_turn
+from crushlite.hosting.summaries import summarize_turn
 from crushlite.hosting.turn import LiveTurn
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import FinishPart, Message, Prompt, TextPart
