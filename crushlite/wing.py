@@ -196,6 +196,8 @@ class WorkspacePart:
         """Who answers runs of a session that start now; None: the agent of the workspace."""
         return None
 
+    uses_agent = False  # an agent that was replaced is not closed meanwhile
+
     def file_read(self, path: str) -> None:
         """An agent has read a file, by its absolute path."""
 
@@ -220,6 +222,9 @@ class WorkspacePart:
     # raises counts as a refusal of a prompt or a tool call; elsewhere it has said nothing.
 
     guards_prompts = False  # prompts that were sent to steer a turn get one of their own
+
+    def prompt_started(self, turn: Any, run_id: str, text: str) -> None:
+        """A prompt has begun a turn, or joined it, and is in the transcript. Must not block."""
 
     async def before_prompt(self, author: Author, text: str) -> Ruling | None:
         """A turn begins: its prompt can be refused, or get context."""

@@ -20,6 +20,7 @@ WINGS = (
     (".skills.wing", "SkillsWing"),
     (".hooks.wing", "HooksWing"),
     (".delegation.wing", "DelegationWing"),
+    (".titles.wing", "TitlesWing"),
     (".undo.wing", "UndoWing"),
     (".mcp.wing", "McpWing"),
     (".lsp.wing", "LspWing"),

@@ -45,6 +45,7 @@ WINGS = (
     "acp_agents",
     "acp",
     "delegation",
+    "titles",
     "undo",
     "mcp",
     "lsp",

@@ -27,6 +27,7 @@ from ..wing import Author, Ruling, ToolUsed, WorkspacePart
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+    from ..agent.base import Turn
     from ..protocol.messages import ToolCallPart
     from ..protocol.permissions import PermissionRequest
 
@@ -38,7 +39,7 @@ CONTEXT_CHARS = 32_000  # that parts may add to one prompt or one result
 SHOWN = "hook"  # the key of what parts said in the metadata of a result
 ASKED = (
     *("guards_prompts", "before_prompt", "before_tool", "after_tool", "permission_asked"),
-    *("notified", "before_stop"),
+    *("prompt_started", "notified", "before_stop"),
 )
 _NOTHING = Ruling()
 _REFUSED = Ruling("it could not be checked, which counts as a no; the daemon's log says why")
@@ -165,6 +166,11 @@ class TurnGuards:
         whatever they have allowed before."""
         call = self._calls.get(call_id)
         return call is not None and call.must_ask
+
+    def prompt_started(self, turn: Turn, run_id: str, text: str) -> None:
+        for part in self._guards:
+            with tolerated(part):
+                part.prompt_started(turn, run_id, text)
 
     def notify(self, kind: str, text: str) -> None:
         for part in self._guards:

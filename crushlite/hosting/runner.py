@@ -43,7 +43,6 @@ from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
 from .prompts import Failure, digest_of, explain, read_prompt, refuse_child, words
 from .summaries import summarize_turn, write_summary
 from .tasks import OwnedTasks
-from .titles import Titles
 from .turn import LiveTurn
 
 if TYPE_CHECKING:
@@ -71,7 +70,6 @@ class Runner:
     def __init__(self, workspace: WorkspaceBase) -> None:
         make = functools.partial(workspace.profile.make_agent, workspace.env)
         self.agents = AgentSlot(make({}), make, workspace.parts)
-        self.titles = Titles(workspace)
         self.outcomes = dict.fromkeys(Outcome, 0)  # how many runs have ended so
         self.abandoned = 0  # agents that did not return within the cancel grace
         self._workspace = workspace
@@ -305,7 +303,7 @@ class Runner:
             message,
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
-        self.titles.begin(turn, run_id, live.request.prompt)
+        turn.guards.prompt_started(turn, run_id, live.request.prompt)
         return live.user
 
     async def _call_agent(self, turn: LiveTurn) -> None:
@@ -562,7 +560,6 @@ class Runner:
 
     def readmit(self, session_id: str) -> None:
         """The deletion is over. If it failed, the session is still there and takes prompts."""
-        self.titles.forget(session_id)
         self._runs.readmit(session_id)
 
     def begin_close(self) -> None:
@@ -603,7 +600,7 @@ class Runner:
     def change_agent(self, agent: Agent | None) -> None:
         """Runs that start from now on are answered by this one."""
         self.agents.replace(agent)
-        if not (self._known or self.titles.tasks):
+        if not self._known and not any(part.uses_agent for part in self._workspace.parts):
             self._tasks.spawn(self.agents.close_replaced())
 
 

@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-END_SECONDS = 3.0  # for titles that are still being made
 TITLE_LENGTH = 1000  # characters: a title is a line in a list, not a document
 
 
@@ -190,7 +189,6 @@ class Workspace(WorkspaceBase):
         await self.runs.close()
         if not await all_done(self.clock, list(self._errands), self.settings.drain):
             log.error("workspace %s: a request was not carried out in time", self.path)
-        await self.runs.titles.tasks.end(END_SECONDS)
         for part in reversed(self.parts):
             await self._close_part(part)
         self.transcript.close()

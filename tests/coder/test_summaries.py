@@ -13,9 +13,10 @@ from crushlite.coder.prompts import SUMMARY as WISH
 from crushlite.commands import process
 from crushlite.errors import TurnOver
 from crushlite.fake_model import End, Fail, Say
-from crushlite.hosting import summaries, workspace as hosting
+from crushlite.hosting import summaries
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
+from crushlite.titles import part as titles_part
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import (
     ConfiguredTestCase,
@@ -739,7 +740,7 @@ class OwnAgentTests(BoundedTestCase):
         await self.anna.prompt(self.session)
         await self.anna.events.wait_for("run_complete")
         await self.agent.inside.wait()
-        with mock.patch.object(hosting, "END_SECONDS", 0.1):
+        with mock.patch.object(titles_part, "END_SECONDS", 0.1):
             await self.anna.retire()
             async with asyncio.timeout(30):
                 self.anna = await self.daemon.join()
