@@ -1,14 +1,13 @@
 """Permissions and questions: one first-wins machine for everything that waits for a person.
 
 A request is *waiting* behind an earlier one of its queue, *open* (listed, addressable, answerable),
-or *closed*. Permissions have a queue for each session, questions one for the whole workspace. The
-requests of a queue open one by one, in order: the first is the open one. Closing is a single
-synchronous step, so of any number of answers, a cancel and a timeout exactly one wins; the
-winner's notification goes out before the waiting tool wakes.
+or *closed*. Permissions have a queue for each session, questions one for the whole workspace; the
+first of a queue is the open one. Closing is a single synchronous step, so of any number of answers,
+a cancel and a timeout exactly one wins; its notification goes out before the waiting tool wakes.
 
 Of what a client sends back only the id is believed. What is stored is a copy that has been through
 JSON once: it cannot change under the user's eyes, and one that no client could read is refused to
-the agent that made it instead of failing while a client answers another one.
+the agent that made it.
 
 The *stream* shows one permission request per workspace, the oldest open one, because the Crush UI
 has one dialog and a second request would replace it under the user's finger. Clients that can show
@@ -22,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -105,7 +103,7 @@ class _Dialogs(Generic[R, A]):
         # By queue, then by id, oldest first; no queue is empty.
         self._entries: dict[str, dict[str, _Entry[R, A]]] = {}
         self._opening: set[str] = set()  # queues in _open_next
-        self._winners: OrderedDict[str, str] = OrderedDict()  # closed id -> who answered
+        self._winners: dict[str, str] = {}  # closed id -> who answered, oldest first
 
     def _opened(self, entry: _Entry[R, A]) -> None:
         """A request has opened: publish it."""
@@ -167,7 +165,7 @@ class _Dialogs(Generic[R, A]):
         if entry.is_open:
             self._winners[entry.request.id] = by
             if len(self._winners) > REMEMBERED:
-                self._winners.popitem(last=False)
+                del self._winners[next(iter(self._winners))]
             self._closed(entry, answer)
         if not entry.answer.done():
             entry.answer.set_result(answer)
@@ -192,8 +190,8 @@ class _Dialogs(Generic[R, A]):
 
     def _watch(self, entry: _Entry[R, A], since: float | None) -> None:
         """Close an entry once no interactive client was there for the whole period, `since` when.
-        Looked at a few times per period: a person who reconnects between two looks was never
-        away, and one who leaves late leaves the others the full time to come."""
+        Looked at a few times per period: who reconnects between two looks was never away, and who
+        leaves late leaves the others the full time to come."""
         seconds = self._unattended
         if seconds is None or entry.answer.done():
             return
@@ -251,9 +249,8 @@ def _json(value: object) -> bytes:
 
 
 class Permissions(_Dialogs[PermissionRequest, Verdict]):
-    """The permission requests of one workspace, and the rules that users have granted.
-    `policy(tool, action)` is the configured allow-list, `kept` gives the rules that are for good.
-    """
+    """The permission requests of one workspace, and the rules that users have granted. `policy` is
+    the configured allow-list, `kept` gives the rules that are for good."""
 
     _lapsed = Verdict(False, "denied: no interactive client answered")
     _dropped = Verdict(False, "the run was canceled")
@@ -386,8 +383,7 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
 
 
 def _check_option(request: PermissionRequest, action: str, option: str) -> None:
-    """Raise BadRequest if the request does not offer an option, or if the action is not the one
-    that the option stands for."""
+    """Raise BadRequest if the request does not offer an option, or the action is not its own."""
     chosen = next((one for one in request.options if one.id == option), None)
     if chosen is None:
         known = ", ".join(one.id for one in request.options) or "none"
@@ -403,12 +399,9 @@ def _check_option(request: PermissionRequest, action: str, option: str) -> None:
 class Grants:
     """What users have allowed beyond a single request: rules, for one session or for good.
 
-    A rule covers requests of one tool and action in one directory, by parts: texts that the agent
-    gives with a request (agent/base.py: Scope), which are only compared. A request is covered if
-    each of its parts was granted, or if of each of the sets that it says would cover it one part
-    was. A request without any scope is covered only by a rule that was granted for such a request.
-
-    Rules for a session are kept here. Those for good are in files of the user: `kept` gives them.
+    A rule covers requests of one tool and action in one directory, by parts (agent/base.py: Scope):
+    if each part of a request was granted, or one part of each of the sets that it says would cover
+    it. A request without any scope is covered only by a rule that was granted for such a request.
     """
 
     def __init__(self, kept: Callable[[], Iterable[PermissionRule]] = tuple) -> None:

@@ -108,8 +108,7 @@ class TurnGuards:
         resolve_once(self.checked)
 
     async def is_withheld(self) -> bool:
-        """Whether agents may not see the prompt; waits until the parts were asked, or the turn is
-        closed."""
+        """Wait for the parts' word on the prompt: whether agents may not see it."""
         await self.checked
         return self.withheld
 
@@ -121,9 +120,8 @@ class TurnGuards:
         return ToolCheck(call.input, call.refusal, call.halt)
 
     async def _check(self, call_id: str, name: str, given: Mapping[str, Any]) -> _CheckedCall:
-        """Ask about a call and remember what was said: the parts in their order, each with the
-        input as the one before left it. The first no ends it. What was said of an earlier call with
-        this id is forgotten."""
+        """Ask the parts about a call, each with the input as the one before left it, until one says
+        no. What was said is remembered instead of what was said of an earlier call with this id."""
         self._calls.pop(call_id, None)
         call = _CheckedCall(dict(given), refusal=self.halted, halt=bool(self.halted))
         for part in self._guards if not call.refusal else ():
@@ -146,9 +144,8 @@ class TurnGuards:
 
     async def permission(self, request: PermissionRequest) -> Verdict | None:
         """What is decided about a permission before anything else is looked at: a refusal of its
-        tool call, or the approval of this very call. None: nothing. Unless the call has passed
-        `tool`, the parts are asked about each request: an agent may ask again for the same call,
-        after a refusal or with another input."""
+        tool call, or the approval of this very call; else None. Unless the call has passed `tool`,
+        each request is checked: an agent may ask again, after a refusal or with another input."""
         call_id = request.tool_call_id
         call = self._calls.get(call_id)
         if call is None or not call.passed or not call_id:
@@ -162,8 +159,7 @@ class TurnGuards:
         return Verdict(True) if call_id and call.approved and not call.must_ask else None
 
     def must_ask(self, call_id: str) -> bool:
-        """Whether users must be asked about the call that `permission` was asked about just now,
-        whatever they have allowed before."""
+        """Whether users must be asked about a call, whatever they have allowed before."""
         call = self._calls.get(call_id)
         return call is not None and call.must_ask
 
@@ -209,8 +205,7 @@ class TurnGuards:
         return content, _with_shown(metadata, checked.shown) if checked.shown else metadata
 
     async def stop(self, text: str) -> str:
-        """Ask before the turn ends, with the agent's last words. Returns what must be done first;
-        empty if it may end."""
+        """Ask before the turn ends: returns what must be done first; empty if it may end."""
         self.stop_asked = True
         if self.halted or self._stops >= MOST_STOPS:
             return ""
@@ -239,8 +234,7 @@ class TurnGuards:
         *args: object,
         refuse: bool = True,
     ) -> Ruling:
-        """What a method of a part says. If it fails, in the call too, that is a refusal, or nothing
-        without `refuse`."""
+        """What a method of a part says. A failure is a refusal, or nothing without `refuse`."""
         try:
             return await method(*args) or _NOTHING
         except CrushliteError as error:
@@ -260,8 +254,7 @@ def tolerated(part: WorkspacePart) -> Iterator[None]:
 
 
 def _guards(part: WorkspacePart) -> bool:
-    """Whether a part has anything to say about a turn: most have not, and asking them all would
-    take some percent of a short one."""
+    """Whether a part has anything to say about a turn: asking all would take some percent of it."""
     kind, own = type(part), getattr(part, "__dict__", ())
     return any(
         name in own or getattr(kind, name) is not getattr(WorkspacePart, name) for name in ASKED

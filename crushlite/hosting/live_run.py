@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ..protocol.codec import dumps, encode
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 PROMPT = "prompt"
 SHOWN_PROMPT = 200  # characters of a prompt in a list of runs
+# What a row and the wire call by the same name.
+_SAME = {field.name for field in fields(RunInfo)} & {field.name for field in fields(RunRow)}
 SUMMARIZE = "summarize"  # not a prompt: no row, no user message, no run_complete
 
 
@@ -65,8 +68,7 @@ class LiveRun:
 
     async def committed(self) -> bool:
         """Wait for the commit of its row. True: the run is promised. False: its row belongs to
-        an earlier run with this id. Raises the error of the store if the row could not be
-        written."""
+        an earlier run with this id. Raises the error of the store if it could not be written."""
         await self._decided.wait()
         if isinstance(self._commit, Exception):
             raise self._commit
@@ -164,26 +166,10 @@ def row_infos(
 def _info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
     """With the text of its last message, if that is still there. A row without an outcome belongs
     to a run whose ending is not on record."""
-    text = ""
+    info = RunInfo(**{name: getattr(row, name) for name in _SAME})
+    info.state, info.outcome = ("ended" if row.outcome else "accepted"), row.outcome or ""
+    info.folded_into, info.limit = row.carrier, row.limit_reached
+    info.prompt = row.prompt[:SHOWN_PROMPT]
     if row.message_id and message_rows.position_of(conn, scope, row.message_id) is not None:
-        text = message_rows.get_message(conn, scope, row.message_id).text
-    return RunInfo(
-        run_id=row.run_id,
-        session_id=row.session_id,
-        kind=row.kind,
-        state="ended" if row.outcome is not None else "accepted",
-        outcome=row.outcome or "",
-        message_id=row.message_id,
-        text=text,
-        error=row.error,
-        folded_into=row.carrier,
-        accepted_at=row.accepted_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        denied=row.denied,
-        limit=row.limit_reached,
-        cost=row.cost,
-        prompt_tokens=row.prompt_tokens,
-        completion_tokens=row.completion_tokens,
-        prompt=row.prompt[:SHOWN_PROMPT],
-    )
+        info.text = message_rows.get_message(conn, scope, row.message_id).text
+    return info

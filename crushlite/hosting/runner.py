@@ -253,8 +253,7 @@ class Runner:
         self._tasks.spawn(self._take_turn(live))
 
     def _out_of_time(self, live: LiveRun) -> None:
-        """Stop a run that has reached its max_seconds: as a cancel does, but it ends as failed,
-        with the limit as the reason."""
+        """Stop a run that has reached its max_seconds, as a cancel does; it ends as failed."""
         if live.turn is not None and not live.agent_gone.done():
             live.overdue = True
             live.turn.limits.stop("time", "max_seconds")
@@ -590,8 +589,7 @@ class Runner:
         self._workspace.endings.leave()
 
     async def close_agents(self) -> None:
-        """Close the agents, then cancel every task that is left: abandoned agents, and turns that
-        did not drain."""
+        """Close the agents, then cancel what is left: abandoned ones, turns that did not drain."""
         closing = self._tasks.spawn(self.agents.close())
         if not await wait_at_most(self._workspace.clock, closing, self._workspace.settings.drain):
             log.error("workspace %s: the agent did not close", self._workspace.path)

@@ -61,7 +61,7 @@ async def summarize_turn(turn: LiveTurn) -> None:
     if turn.agent.summarizes:
         used = await write_summary(turn.workspace, turn.request, turn.agent, turn.parent)
         if used is not turn.limits:
-            turn.limits.count_all(used)
+            turn.limits.count(used.cost, used.prompt_tokens, used.completion_tokens)
 
 
 async def store_or_flush(turn: LiveTurn) -> None:

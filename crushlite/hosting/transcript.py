@@ -284,8 +284,7 @@ class Transcript:
     async def conversation(
         self, session_id: str, notes_owner: str
     ) -> tuple[Session, list[Message], str]:
-        """A session, its messages, oldest first, as streams have seen them, and what this owner
-        has kept with it."""
+        """A session, its messages as streams have seen them, and what this owner has kept."""
 
         def read(conn: Connection, scope: str) -> tuple[Session, list[Message], str]:
             session = session_rows.get_session(conn, scope, session_id)
@@ -297,8 +296,7 @@ class Transcript:
         return session, _overlaid(rows, seen | self._seen(session_id)), notes
 
     async def messages_json(self, session_id: str) -> list[bytes]:
-        """The messages as JSON, without making objects of all of them: pieces with one or more
-        messages each, to be joined by commas."""
+        """The messages as JSON: pieces with one or more each, to be joined by commas."""
         read = await self._read_beside(listing.message_texts, session_id)
         (pieces, newest), seen = read
         return [*pieces, *map(_text, _overlaid(newest, seen))]
@@ -323,8 +321,8 @@ class Transcript:
         self, read: Callable[..., T], session_id: str | None, role: str | None = None
     ) -> tuple[T, dict[str, LiveMessage]]:
         """Read around the live messages. One that came up meanwhile may be among the texts, where
-        it cannot be found again: then the read is repeated with the newest rows as themselves.
-        Once, since while a turn goes on there may be a new one each time."""
+        it cannot be found again: then the read is repeated, once, with the newest rows as objects.
+        """
         seen = self._seen(session_id, role)
         for recent in (0, listing.RECENT):
             ids = list(seen)
@@ -435,8 +433,7 @@ class Transcript:
         return False
 
     def _retry(self) -> None:
-        """A write has worked, here or of anything else after trouble: try those again that did
-        not."""
+        """A write has worked, here or elsewhere after trouble: try those again that did not."""
         failed, self._failed = self._failed, {}
         for live in failed:
             if self._live.get(live.message.id) is not live:

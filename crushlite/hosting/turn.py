@@ -99,8 +99,7 @@ class LiveTurn(TurnRequests):
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
         self._selected = agent.info().selected
         self._fold, self._summarize = fold, summarize
-        self._is_summary = is_summary
-        self.parent = parent
+        self._is_summary, self.parent = is_summary, parent
         self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
         # What ends each sub-agent that has not ended yet.
         self.children: set[Callable[[Outcome], asyncio.Task[None]]] = set()
@@ -118,8 +117,7 @@ class LiveTurn(TurnRequests):
 
     @property
     def last(self) -> LiveMessage:
-        """The turn's last assistant message; it exists from the first step on, at the latest when
-        the turn is closed."""
+        """The turn's last assistant message; there is one from the first step on, or `close`."""
         assert self._step is not None
         return self._step
 
@@ -425,8 +423,8 @@ class LiveTurn(TurnRequests):
         self._check()
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
-        self.limits.count(usage)
         cost = 0.0 if usage.estimated else usage.cost
+        self.limits.count(cost, usage.prompt_tokens, usage.completion_tokens)
         await self._charge(cost, usage.prompt_tokens, usage.completion_tokens)
         if self.parent is not None and cost:
             await self.parent._charge(cost)
@@ -546,11 +544,8 @@ class LiveTurn(TurnRequests):
         return True
 
     async def _yield(self) -> None:
-        """Suspend at least once per coalescing window.
-
-        An agent that streams without ever waiting would otherwise hold the event loop, and
-        could not be cancelled. The count bounds that also where time stands still, as in tests.
-        """
+        """Suspend at least once per coalescing window: an agent that never waits would hold the
+        event loop, and could not be cancelled. The count bounds that where time stands still."""
         self._pieces += 1
         now = self.workspace.clock.time()
         if self._pieces >= PIECES or now - self._yielded >= self.workspace.settings.coalesce:

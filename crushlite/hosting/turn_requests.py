@@ -38,9 +38,8 @@ WATCH_SECONDS = 3.0  # how long a watch may take to end before the run ends anyw
 
 
 class TurnRequests:
-    """The part of a LiveTurn that asks users and runs commands. `parent` is the turn of the agent
-    that this one works for, if it is a sub-agent's: requests, commands and jobs are its session's.
-    """
+    """`parent` is the turn of the agent that this one works for, if it is a sub-agent's: requests,
+    commands and jobs are its session's."""
 
     def __init__(
         self, workspace: WorkspaceBase, request: Prompt, parent: TurnRequests | None
@@ -109,8 +108,7 @@ class TurnRequests:
         return verdict
 
     async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:
-        """Decide a request: by the wings, which can always refuse, by policy and rules, or by the
-        users."""
+        """Decide by the wings, which can always refuse, by policy and rules, or by the users."""
         permissions = self.workspace.permissions
         ruled = await self.guards.permission(request)
         if ruled is not None and not ruled:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..claims import Claims, Effect
     from ..clock import Clock
     from ..protocol.messages import Part
-    from ..protocol.permissions import PermissionRule
     from ..settings import Settings
     from ..store import Store
     from ..store.files import Change
@@ -79,7 +78,7 @@ class WorkspaceBase:
             clock=clock,
             interactive=interactive,
             policy=profile.allows,
-            kept=self._kept_rules,
+            kept=lambda: [rule for part in self.parts for rule in part.kept_rules()],
             unattended=unattended,
         )
         self.questions = Questions(
@@ -88,9 +87,6 @@ class WorkspaceBase:
         self.transcript = Transcript(
             store=self.store, hub=self.hub, clock=clock, coalesce=settings.coalesce
         )
-
-    def _kept_rules(self) -> list[PermissionRule]:
-        return [rule for part in self.parts for rule in part.kept_rules()]
 
     async def insert_session(self, session_id: str, title: str, parent: str) -> Session:
         """Store a new session. To be published by the caller, if it still may."""
