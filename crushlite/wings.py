@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # The module and the class of each.
 WINGS = (
+    (".reports.wing", "ReportsWing"),  # first, and so the last to close: it counts what others do
     (".config.wing", "ConfigWing"),
     (".coder.wing", "CoderWing"),
     (".acp_agents.wing", "AgentsWing"),
@@ -25,7 +26,6 @@ WINGS = (
     (".mcp.wing", "McpWing"),
     (".lsp.wing", "LspWing"),
     (".console.wing", "ConsoleWing"),
-    (".reports.wing", "ReportsWing"),
     (".acp.wing", "AcpWing"),
     (".shell.wing", "ShellWing"),  # after undo, which watches its commands until it has closed
 )

@@ -1,7 +1,6 @@
 """A workspace: one directory, its sessions, its event hub, its open requests and its runs.
 
-The runs are performed by runner.py, the live messages kept by transcript.py, requests decided by
-dialogs.py. This file puts them together and holds what is left: sessions, and the order in which
+Holds what is not of runner.py, transcript.py or dialogs.py: sessions, and the order in which
 everything ends.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..clock import all_done, wait_at_most
@@ -164,17 +162,6 @@ class Workspace(WorkspaceBase):
         session.is_busy = self.runs.busy(session.id)
         return session
 
-    def totals(self) -> Counter[str]:
-        """What only grows, to be added up over all workspaces."""
-        return Counter(
-            published=self.hub.current,
-            conflated=self.hub.conflated,
-            closed_slow=self.hub.closed_slow,
-            closed_failed=self.hub.failed,
-            abandoned=self.runs.abandoned,
-            **{outcome.value: number for outcome, number in self.runs.outcomes.items()},
-        )
-
     # The end -------------------------------------------------------------------------------------
 
     def begin_close(self) -> None:
@@ -196,17 +183,15 @@ class Workspace(WorkspaceBase):
         await self.runs.close_agents()
 
     async def _close_part(self, part: WorkspacePart) -> None:
-        """Close a part of a wing. One that does not close in time is cancelled and left behind: it
-        may ignore that, too."""
+        """Close a part. One that does not close in time is cancelled and left behind."""
         closing = asyncio.ensure_future(part.close())
         name = type(part).__name__
         if not await wait_at_most(self.clock, closing, self.settings.drain):
             closing.cancel()
             log.error("workspace %s: %s did not close in time", self.path, name)
         elif not closing.cancelled() and closing.exception() is not None:
-            log.error(
-                "workspace %s: %s did not close", self.path, name, exc_info=closing.exception()
-            )
+            why = closing.exception()
+            log.error("workspace %s: %s did not close", self.path, name, exc_info=why)
 
 
 def _checked(title: str) -> str:
