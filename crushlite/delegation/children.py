@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 from ..agent.base import Delegated
 from ..hosting.agents import run_agent
 from ..hosting.prompts import CHILD_MARK, explain
-from ..hosting.summaries import store_or_flush, summarize_turn
 from ..hosting.tasks import run_to_the_end
 from ..hosting.transcript import new_message
-from ..hosting.turn import LiveTurn
+from ..hosting.turn import LiveTurn, store_or_flush
 from ..protocol.ids import ID_LENGTH
 from ..protocol.messages import FinishPart, TextPart
 from ..protocol.runs import RunComplete
@@ -42,7 +41,7 @@ class ChildTurn(LiveTurn):
     """The turn of a sub-agent. Its tool calls are shown as the output of the parent's call."""
 
     def __init__(self, parent: LiveTurn, call_id: str, request: Prompt, agent: Agent) -> None:
-        super().__init__(parent.workspace, request, agent, summarize=summarize_turn, parent=parent)
+        super().__init__(parent.workspace, request, agent, parent=parent)
         self._show = functools.partial(parent.progress, call_id)
         self._shown: deque[str] = deque(maxlen=SHOWN_CALLS)
         self._ending: asyncio.Task[None] | None = None

@@ -1,8 +1,7 @@
 """Which agent answers in a workspace, and how it is called.
 
-A change of configuration may bring another agent. It answers the runs that start from then on;
-turns under way keep the one they have. So an agent that was replaced is closed only when nothing
-runs, and at the latest with its workspace.
+A change of configuration may bring another agent, for the runs that start from then on. One that
+was replaced is closed when nothing runs, and at the latest with its workspace.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ class Backend:
         return next(live, None) or self._unclaimed.get(key)
 
     def _discard_unclaimed(self, key: Path) -> None:
-        """No create is under way at a path: a workspace that none of them could claim (their
-        clients retired meanwhile, or the server is leaving) must not stay open."""
+        """No create is under way at a path: close a workspace that none of them could claim, as
+        their clients retired meanwhile, or the server is leaving."""
         workspace = self._unclaimed.pop(key, None)
         if workspace is not None:
             self._begin_teardown(workspace)

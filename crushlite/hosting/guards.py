@@ -4,9 +4,8 @@ permissions that it asks for, and its end.
 A part may refuse, change or comment what an agent is about to do (`WorkspacePart.before_tool` and
 its neighbours in wing.py). An agent that asks before it runs a tool (`Turn.before_tool`) can follow
 a changed input. Of one that does not, the tools are checked when it asks for a permission; there a
-changed input counts as a refusal, because the agent would run what it had in mind.
-
-A part that fails counts as a refusal of a prompt or a tool call; elsewhere it has said nothing.
+changed input counts as a refusal, because the agent would run what it had in mind. A part that
+fails counts as a refusal of a prompt or a tool call; elsewhere it has said nothing.
 """
 
 from __future__ import annotations

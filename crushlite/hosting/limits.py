@@ -1,7 +1,4 @@
-"""What a run may use and what it has used: steps, cost, tokens. Its time is watched by the runner.
-
-The limit of cost is the one that a person may raise while the run waits.
-"""
+"""What a run may use and what it has used: steps, cost, tokens. The runner watches its time."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from .transcript import new_message
 if TYPE_CHECKING:
     from ..agent.base import Agent
     from ..clock import Timer
+    from ..errors import LimitReached
     from ..protocol.messages import Message, Prompt
     from ..runs import Run
     from ..store import Connection
@@ -54,7 +55,7 @@ class LiveRun:
         self.agent_gone: asyncio.Future[None] = loop.create_future()
         self.grace: Timer | None = None  # after which a cancelled agent is given up
         self.deadline: Timer | None = None  # after which its agent is cancelled: max_seconds
-        self.overdue = False  # max_seconds has passed while the agent worked
+        self.overdue: LimitReached | None = None  # max_seconds has passed while the agent worked
         self.started_at = 0.0
         # the ending
         self.cause: BaseException | None = None  # what the turn failed of,
@@ -152,9 +153,8 @@ def row_info(conn: Connection, scope: str, run_id: str) -> RunInfo:
 def row_infos(
     conn: Connection, scope: str, session_id: str | None, state: str | None, unsure: list[str]
 ) -> list[RunInfo]:
-    """Runs as their rows say, oldest first. What has ended may be most of what was ever
-    asked: it is read only if it is wanted, apart from the `unsure`, whose prompt is not promised
-    yet and may repeat a run that has ended."""
+    """Runs as their rows say, oldest first. What has ended, most of all, is read only if it is
+    wanted; but the `unsure`, whose prompts are not promised yet, may repeat one that has ended."""
     if state in (None, "ended"):
         rows = run_rows.list_runs(conn, scope, session_id, None)
     else:

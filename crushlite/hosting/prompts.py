@@ -108,8 +108,7 @@ def digest_of(request: Prompt) -> str:
 
 
 def explain(error: BaseException, run_id: str) -> Failure:
-    """An agent's exception as its user reads it: the words of the error. The traceback goes to the
-    log, unless nothing is wrong with the agent."""
+    """An agent's exception as its user reads it; the traceback of a mistake goes to the log."""
     text = words(error) or type(error).__name__
     if isinstance(error, EXPECTED):
         log.warning("run %s failed: %s", run_id, text)

@@ -41,9 +41,8 @@ from .agents import AgentSlot, run_agent
 from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
 from .prompts import Failure, digest_of, explain, read_prompt, refuse_child, words
-from .summaries import summarize_turn, write_summary
 from .tasks import OwnedTasks
-from .turn import LiveTurn
+from .turn import LiveTurn, write_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,8 +185,7 @@ class Runner:
         return self._canceled(self._runs.cancel(session_id))
 
     async def cancel_run(self, run_id: str) -> CancelResult:
-        """Cancel one run and what was folded into it. One that has ended is left alone; one that is
-        ending, in whatever way, is waited for."""
+        """Cancel one run and what was folded into it; one that is ending already is waited for."""
         live = self._known.get(run_id)
         if live is None:
             await self.run_info(run_id)  # raises if there is no such run
@@ -246,17 +244,16 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - logged there; the run must end
             self._broke(live, error)
             resolve_once(live.agent_gone)
-        if live.request.max_seconds is not None:
-            live.deadline = self._workspace.clock.call_later(
-                live.request.max_seconds, lambda: self._out_of_time(live)
-            )
+        seconds, clock = live.request.max_seconds, self._workspace.clock
+        if seconds is not None:
+            live.deadline = clock.call_later(seconds, lambda: self._out_of_time(live))
         self._tasks.spawn(self._take_turn(live))
 
     def _out_of_time(self, live: LiveRun) -> None:
         """Stop a run that has reached its max_seconds, as a cancel does; it ends as failed."""
         if live.turn is not None and not live.agent_gone.done():
-            live.overdue = True
-            live.turn.limits.stop("time", "max_seconds")
+            seconds = f"max_seconds = {live.request.max_seconds:g}"
+            live.overdue = live.turn.limits.stop("time", seconds)
             self._stop(live)
 
     def _stop(self, live: LiveRun) -> None:
@@ -271,7 +268,6 @@ class Runner:
 
     async def _take_turn(self, live: LiveRun) -> None:
         """The turn task: every way out of a turn leads to its record."""
-        outcome = Outcome.FAILED
         try:
             await live.agent_gone
             outcome = self._outcome(live)
@@ -283,13 +279,8 @@ class Runner:
 
     def _begin_turn(self, live: LiveRun) -> LiveTurn:
         """Make the turn of a run, with its prompt as the first message."""
-        live.turn = LiveTurn(
-            self._workspace,
-            live.request,
-            live.agent or self.agents.serving(live.run.session_id),
-            fold=self._fold,
-            summarize=summarize_turn,
-        )
+        agent = live.agent or self.agents.serving(live.run.session_id)
+        live.turn = LiveTurn(self._workspace, live.request, agent, fold=self._fold)
         live.turn.messages.append(self._user_message(live, live.turn))
         return live.turn
 
@@ -329,9 +320,8 @@ class Runner:
             if timer is not None:
                 timer.cancel()
         outcome = self._left(live)
-        if live.overdue and outcome is not Outcome.COMPLETED:
-            words = f"stopped at max_seconds = {live.request.max_seconds:g}"
-            live.failure = explain(LimitReached(words, "time"), live.run.run_id)
+        if live.overdue is not None and outcome is not Outcome.COMPLETED:
+            live.failure = explain(live.overdue, live.run.run_id)
             return Outcome.FAILED
         if isinstance(live.cause, LimitReached) and live.turn is not None:
             live.turn.limits.stop(live.cause.limit, "")  # one of the agent's own, as its budget

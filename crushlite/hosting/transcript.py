@@ -4,16 +4,15 @@ A message is *live* from its creation until its last state is committed. While i
 module, not the database, holds its newest state: streams get it at once or within the coalescing
 window, rows follow more lazily, and REST reads are overlaid with what streams saw.
 
-Two kinds of change. *Growth* (text or reasoning got longer, tool input streamed in) is published
-at most once per window, the first piece at once, and written at most once a second or per 64 KiB.
-It includes tool input here, which the hub must not skip. Everything else is *structural*: published
-and written on the spot (but calls of a message with many parts wait for the window, and a turn's
-last row for its ending). Both end in the same rows.
+Two kinds of change. *Growth* (text or reasoning got longer, tool input streamed in, which the hub
+must not skip) is published at most once per window, the first piece at once, and written at most
+once a second or per 64 KiB. Everything else is *structural*: published and written on the spot (but
+calls of a message with many parts wait for the window, and a turn's last row for its ending).
 
-Writes go through the store's one ordered queue, so rows of one message never reorder. A write that
-fails leaves the message live: it is tried again while its turn goes on and as soon as another write
-works, and `saving` hands it to the transaction that ends its turn. Rows are placed by the order of
-their insertion, so no message is inserted before one of its session that began earlier.
+Writes go through the store's one ordered queue. One that fails leaves the message live: it is tried
+again while its turn goes on and as soon as another write works, and `saving` hands it to the
+transaction that ends its turn. Rows are placed by the order of their insertion, so no message is
+inserted before one of its session that began earlier.
 
 Knows nothing of: runs, turns, permissions, HTTP.
 """
@@ -190,8 +189,7 @@ class Transcript:
             self._grew(live, len(call.input))
 
     def close_calls(self, live: LiveMessage) -> None:
-        """End the calls whose input is not complete, with an empty one. One event for all of them:
-        each holds the whole message."""
+        """End the calls whose input is not complete, with an empty one, in one event."""
         unfinished = [call for call in live.message.tool_calls if not call.finished]
         for call in unfinished:
             call.input, call.finished = "{}", True

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent.base import Agent, ToolCheck, Usage
 from ..clock import resolve_once, time_limit
-from ..errors import BadRequest, NotFound
+from ..errors import BadRequest, CrushliteError, NotFound, ProviderFailed
 from ..protocol.messages import (
     FinishPart,
     Message,
@@ -36,6 +36,7 @@ from ..store.files import Change, FileState
 from .guards import tolerated
 from .limits import RunLimits
 from .prompts import Failure, clean
+from .tasks import run_to_the_end
 from .transcript import new_message
 from .turn_requests import TurnRequests, fresh_call_id, json_text, mode_of, typed
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ..agent.base import AnyAgent, Delegated, OfferedTool
     from ..protocol.messages import Attachment, Prompt
     from ..protocol.sessions import Session
+    from ..store import Connection
     from ..wing import WorkspacePart
     from .transcript import LiveMessage
     from .workspace_base import WorkspaceBase
@@ -79,13 +81,11 @@ class LiveTurn(TurnRequests):
         agent: Agent,
         *,
         fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
-        summarize: Callable[[LiveTurn], Awaitable[None]] | None = None,
         is_summary: bool = False,
         parent: LiveTurn | None = None,
     ) -> None:
-        """`fold` and `summarize` do what `followups` and `summarize` promise; without them nothing
-        is folded or summarized. `parent` is the turn of the agent that this one works for: its
-        limits hold for both together."""
+        """`fold` does what `followups` promises; without it nothing is folded. `parent` is the turn
+        of the agent that this one works for: its limits hold for both together."""
         super().__init__(workspace, request, parent)
         self.agent = agent
         self.prompt = request.prompt
@@ -98,7 +98,7 @@ class LiveTurn(TurnRequests):
         self.spent = Usage()  # what the last model call used
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
         self._selected = agent.info().selected
-        self._fold, self._summarize = fold, summarize
+        self._fold = fold
         self._is_summary, self.parent = is_summary, parent
         self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
         # What ends each sub-agent that has not ended yet.
@@ -131,8 +131,7 @@ class LiveTurn(TurnRequests):
         self.children.add(end)
 
     async def agent_done(self) -> None:
-        """The agent has returned. If it did not ask whether the turn may end, tell the wings that
-        it does: it cannot go on any more."""
+        """The agent has returned: tell the wings that the turn ends, unless it has asked them."""
         if not self.guards.stop_asked:
             await self.guards.stop(self.said)
         self.guards.notify("agent_completed", self.said)
@@ -141,8 +140,7 @@ class LiveTurn(TurnRequests):
         self._over = True
 
     async def end_children(self) -> None:
-        """End the sub-agents that the agent has left behind. Their records are complete before
-        those of this turn, unless that takes more than some seconds."""
+        """End the sub-agents that were left behind, and wait some seconds for their records."""
         if self.children:
             endings = [end(Outcome.CANCELED) for end in self.children]
             await asyncio.wait(endings, timeout=CHILD_SECONDS)
@@ -166,7 +164,7 @@ class LiveTurn(TurnRequests):
         elif outcome is Outcome.FAILED:
             failure = failure or Failure("The agent failed", "no reason was given")
             finish = FinishPart("error", message=failure.title, details=failure.detail)
-        finish.time = self._now()
+        finish.time = int(self.workspace.clock.now())
         transcript = self.workspace.transcript
         transcript.finish(self.last, finish, write=False)
         prompt = self.messages[0]
@@ -399,10 +397,13 @@ class LiveTurn(TurnRequests):
 
     async def summarize(self) -> None:
         self._check()
-        if self._summarize is not None:
-            self._end_step()
-            self._new_step = True
-            await self._summarize(self)
+        if self._is_summary or not self.agent.summarizes:
+            return
+        self._end_step()
+        self._new_step = True
+        used = await write_summary(self.workspace, self.request, self.agent, self.parent)
+        if used is not self.limits:  # what it has used counts for this run
+            self.limits.count(used.cost, used.prompt_tokens, used.completion_tokens)
 
     async def delegate(
         self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
@@ -494,9 +495,6 @@ class LiveTurn(TurnRequests):
             raise BadRequest(f"there is no open tool call {call_id!r} in this step")
         return call
 
-    def _now(self) -> int:
-        return int(self.workspace.clock.now())
-
     def _current(self) -> LiveMessage:
         if self._new_step:
             self._counting.check_steps()
@@ -518,7 +516,7 @@ class LiveTurn(TurnRequests):
         """Close the step before this one: its calls must all have results by now."""
         if self._step is not None and not self._step.finished:
             self._close_calls(Outcome.COMPLETED)
-            finish = FinishPart("tool_use", self._now())
+            finish = FinishPart("tool_use", int(self.workspace.clock.now()))
             self.workspace.transcript.finish(self._step, finish)
 
     def _result(self, result: ToolResultPart) -> None:
@@ -532,8 +530,7 @@ class LiveTurn(TurnRequests):
         self.messages.append(self.workspace.transcript.create(message))
 
     async def _save(self, what: str, work: Callable[..., Session | None], *values: Any) -> bool:
-        """Write something about the session that is not worth failing a turn for, and publish it.
-        False if the store could not write."""
+        """Write and publish what is not worth failing a turn for; False if it was not written."""
         try:
             session = await self.workspace.store.write(work, self.session_id, *values)
         except STORE_ERRORS as error:
@@ -553,3 +550,68 @@ class LiveTurn(TurnRequests):
             await asyncio.sleep(0)
             self._yielded = self.workspace.clock.time()
             self._check()
+
+
+# Summaries, and turns below that of a run ---------------------------------------------------------
+
+
+async def write_summary(
+    workspace: WorkspaceBase, request: Prompt, agent: Agent, parent: LiveTurn | None = None
+) -> RunLimits:
+    """Let the agent summarize a session; returns what that has used. A summary that was canceled is
+    removed again; one that failed stays, with its error, but counts for nothing. `parent` as for a
+    LiveTurn."""
+    turn = LiveTurn(workspace, request, agent, is_summary=True, parent=parent)
+    writing = asyncio.ensure_future(agent.summarize(turn))
+
+    def cancel() -> None:
+        turn.discard()  # now, not when the agent lets go: it may ignore its cancellation for ever
+        writing.cancel()
+
+    try:
+        await run_to_the_end(writing, cancel)
+    except Exception as error:
+        turn.close(Outcome.FAILED, Failure("The summary failed", str(error)))
+        await run_to_the_end(store_or_flush(turn))
+        raise
+    if not turn.said:
+        turn.discard()
+        raise ProviderFailed("the model gave no summary")
+    turn.close(Outcome.COMPLETED, None)
+    # Streams have seen it end: it counts, also if a cancel comes while it is being stored.
+    try:
+        await run_to_the_end(_store(turn, summary_id=turn.last.message.id))
+    except CrushliteError:
+        turn.discard()  # a summary that counts for nothing would only be in the way
+        raise
+    return turn.limits
+
+
+async def store_or_flush(turn: LiveTurn) -> None:
+    """Store a turn that is closed. If that fails, it is stored as soon as anything can be."""
+    try:
+        await _store(turn)
+    except CrushliteError as error:
+        log.warning("session %s: its messages are not stored yet: %s", turn.session_id, error)
+        for message in turn.messages:
+            turn.workspace.transcript.flush(message)
+
+
+async def _store(turn: LiveTurn, summary_id: str = "") -> None:
+    """Write the messages of a turn that is closed, and publish its session. With `summary_id`, this
+    message stands for all before it from now on. Raises CrushliteError."""
+    workspace, session_id = turn.workspace, turn.session_id
+    save, now = workspace.transcript.saving(turn.messages), workspace.clock.now()
+    tokens = turn.spent.completion_tokens
+
+    def work(conn: Connection, scope: str) -> Session:
+        session_rows.require_session(conn, scope, session_id)
+        save(conn)
+        if summary_id:
+            return session_rows.set_summary(conn, scope, session_id, summary_id, tokens, now)
+        return session_rows.get_session(conn, scope, session_id)
+
+    write = workspace.store.write_durably if summary_id else workspace.store.write
+    session = await write(work)
+    workspace.transcript.saved(turn.messages)
+    workspace.hub.publish("updated", session)

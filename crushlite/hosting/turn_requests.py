@@ -181,8 +181,7 @@ class TurnRequests:
         return self._running().keep(command, info)
 
     async def end_commands(self) -> None:
-        """Kill what the agent's commands left running: when a run is reported ended, the processes
-        of its foreground commands are dead, or have had some seconds to die."""
+        """Kill what the agent's commands left running: it is dead, or had some seconds to die."""
         if self._commands is not None:
             await self._commands.end()
         if self._watch is not None:
@@ -200,8 +199,7 @@ class TurnRequests:
             self._watch = watch
 
     async def _watches_ended(self) -> None:
-        """Wait until the watches of commands that have ended are done: what comes next must not be
-        taken for the doing of those commands."""
+        """Wait for the watches of commands that have ended: see `TurnCommands.settle`."""
         if self._commands is not None:
             await self._commands.settle()
             self._check()

@@ -94,8 +94,7 @@ class Workspace(WorkspaceBase):
         return any(part.keeps_rules for part in self.parts)
 
     async def keep_rule(self, rule: PermissionRule) -> None:
-        """Keep a rule of a session for good, for all sessions. If that fails it stays a rule of the
-        session, and the error is raised."""
+        """Keep a rule of a session for good, for all. If that raises, it stays the session's."""
         for part in self.parts:
             if part.keeps_rules:
                 await part.keep_rule(rule)

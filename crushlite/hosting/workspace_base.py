@@ -96,8 +96,7 @@ class WorkspaceBase:
         return session
 
     async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:
-        """Keep versions of files in the session's history, and publish them. Before it awaits
-        anything, it calls `file_changed` of every part."""
+        """Tell every part of changes, at once; keep the versions of files, and publish them."""
         for change in changes:
             for part in self.parts:
                 part.file_changed(change)

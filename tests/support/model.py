@@ -18,7 +18,6 @@ from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
 from crushlite.fake_model import End, FakeModel, Say
 from crushlite.hosting import turn_requests
-from crushlite.hosting.summaries import summarize_turn
 from crushlite.hosting.turn import LiveTurn
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import FinishPart, Message, Prompt, TextPart
@@ -369,9 +368,7 @@ class CoderBench(Bench):
         fields = {"run_id": "run-1", "session_id": SESSION, "prompt": prompt, **order}
         asked = Prompt(**fields)
 
-        self.live = LiveTurn(
-            self.workspace, asked, Agent(agent), fold=fold, summarize=summarize_turn
-        )
+        self.live = LiveTurn(self.workspace, asked, Agent(agent), fold=fold)
         await agent.run(self.live)
         return self.live
 
