@@ -117,7 +117,7 @@ class LiveTurn(TurnRequests):
 
     @property
     def last(self) -> LiveMessage:
-        """The turn's last assistant message; there is one from the first step on, or `close`."""
+        """The last assistant message; there is one after the first step, and after `close`."""
         assert self._step is not None
         return self._step
 
