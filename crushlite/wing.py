@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from .records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
     from .agent.base import (
         Agent,
         AgentFactory,
+        Delegated,
         Exit,
         JobInfo,
         JobOutput,
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from .settings import Settings
     from .store import ScopedStore
     from .store.files import Change
+
+    # Of a turn, by the id of its tool call: prompt, agent and title.
+    Delegate = Callable[[Any, str, str, Agent, str], Coroutine[Any, Any, Delegated]]
 
 T = TypeVar("T")
 
@@ -181,12 +185,18 @@ class WorkspacePart:
         """What runs the commands of a turn: that of the first part that has an answer."""
         return None
 
+    def delegate(self) -> Delegate | None:
+        """What lets sub-agents answer (`Turn.delegate`): that of the first part that has one."""
+        return None
+
     def file_changed(self, change: Change) -> None:
         """An agent has reported a change of a file; its version is about to be stored."""
 
     def agent_of(self, session_id: str) -> Agent | None:
         """Who answers runs of a session that start now; None: the agent of the workspace."""
         return None
+
+    uses_agent = False  # an agent that was replaced is not closed meanwhile
 
     def file_read(self, path: str) -> None:
         """An agent has read a file, by its absolute path."""
@@ -212,6 +222,9 @@ class WorkspacePart:
     # raises counts as a refusal of a prompt or a tool call; elsewhere it has said nothing.
 
     guards_prompts = False  # prompts that were sent to steer a turn get one of their own
+
+    def prompt_started(self, turn: Any, run_id: str, text: str) -> None:
+        """A prompt has begun a turn, or joined it, and is in the transcript. Must not block."""
 
     async def before_prompt(self, author: Author, text: str) -> Ruling | None:
         """A turn begins: its prompt can be refused, or get context."""

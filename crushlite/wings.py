@@ -14,16 +14,18 @@ if TYPE_CHECKING:
 
 # The module and the class of each.
 WINGS = (
+    (".reports.wing", "ReportsWing"),  # first, and so the last to close: it counts what others do
     (".config.wing", "ConfigWing"),
     (".coder.wing", "CoderWing"),
     (".acp_agents.wing", "AgentsWing"),
     (".skills.wing", "SkillsWing"),
     (".hooks.wing", "HooksWing"),
+    (".delegation.wing", "DelegationWing"),
+    (".titles.wing", "TitlesWing"),
     (".undo.wing", "UndoWing"),
     (".mcp.wing", "McpWing"),
     (".lsp.wing", "LspWing"),
     (".console.wing", "ConsoleWing"),
-    (".reports.wing", "ReportsWing"),
     (".acp.wing", "AcpWing"),
     (".shell.wing", "ShellWing"),  # after undo, which watches its commands until it has closed
 )

@@ -44,6 +44,8 @@ WINGS = (
     "hooks",
     "acp_agents",
     "acp",
+    "delegation",
+    "titles",
     "undo",
     "mcp",
     "lsp",

@@ -366,7 +366,8 @@ class Turn(Protocol):
         """Let another agent, a sub-agent, answer a prompt for the open tool call `id`, in a child
         session of this one. It has the limits of this turn, what it costs counts for both sessions,
         and what it asks users is asked for this session; it ends before this turn does. Several may
-        run at once. Raises what the sub-agent raised, and BadRequest in a sub-agent's own turn."""
+        run at once. Raises what the sub-agent raised, BadRequest in a sub-agent's own turn, and
+        NotFound in a daemon without the wing that runs them (delegation/)."""
 
     async def file_read(self, path: str) -> None:
         """Record that the session has read a file."""

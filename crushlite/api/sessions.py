@@ -8,6 +8,7 @@ from ..errors import BadRequest
 from ..protocol.codec import dumps, encode
 from ..protocol.features import NEVER
 from ..protocol.sessions import FileRead, Session
+from ..store import files as file_rows
 from .context import EMPTY, answer, answer_list, body
 
 if TYPE_CHECKING:
@@ -78,28 +79,31 @@ async def all_user_messages(context: Context, request: Request) -> Response:
 
 async def history(context: Context, request: Request) -> Response:
     """Every stored version of every file the session changed."""
-    return answer(await context.workspace(request).files(request.params["sid"]))
+    store = context.workspace(request).store
+    return answer(await store.read(file_rows.list_files, request.params["sid"]))
 
 
 async def read_files(context: Context, request: Request) -> Response:
     """What the session has read, the last read first."""
-    return answer(await context.workspace(request).files_read(request.params["sid"]))
+    store = context.workspace(request).store
+    return answer(await store.read(file_rows.list_read, request.params["sid"]))
 
 
 async def mark_read(context: Context, request: Request) -> Response:
     workspace, wanted = context.workspace(request), body(FileRead, request)
     if not wanted.path or "\0" in wanted.path:
         raise BadRequest("path must not be empty or contain NUL")
-    await workspace.mark_read(wanted.session_id, wanted.path)
+    now = workspace.clock.now()
+    await workspace.store.write(file_rows.mark_read, wanted.session_id, wanted.path, now)
     return EMPTY
 
 
 async def last_read(context: Context, request: Request) -> Response:
-    workspace = context.workspace(request)
+    store = context.workspace(request).store
     session, path = request.query_one("session_id"), request.query_one("path")
     if not session or not path:
         raise BadRequest("session_id and path are required")
-    at = await workspace.last_read(session, path)
+    at = await store.read(file_rows.last_read, session, path)
     if at is None:
         return answer(NEVER)
     from datetime import UTC, datetime  # only now: it takes 2 ms to load

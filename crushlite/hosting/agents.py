@@ -1,8 +1,7 @@
 """Which agent answers in a workspace, and how it is called.
 
-A change of configuration may bring another agent. It answers the runs that start from then on;
-turns under way keep the one they have. So an agent that was replaced is closed only when nothing
-runs, and at the latest with its workspace.
+A change of configuration may bring another agent, for the runs that start from then on. One that
+was replaced is closed when nothing runs, and at the latest with its workspace.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class AgentSlot:
         return next((agent for agent in found if agent is not None), None)
 
     def require(self, session_id: str) -> Agent:
-        """The agent that new prompts of a session are accepted for. Raises NoAgent if there is
-        none."""
+        """The agent that new prompts of a session are accepted for. Raises NoAgent."""
         agent = self._of_parts(session_id) or self.agent
         if agent is None:
             raise NoAgent(
@@ -69,8 +67,7 @@ class AgentSlot:
         return self.require(session_id)
 
     def with_models(self, models: Mapping[str, SelectedModel], session_id: str) -> Agent:
-        """The agent for prompts of a session that choose their models. Raises BadRequest if one
-        cannot be used."""
+        """The agent for prompts that choose their models. Raises BadRequest for wrong ones."""
         if self._of_parts(session_id) is not None:
             raise BadRequest("the agent of this session does not let prompts choose models")
         large = models.get("large")
@@ -104,8 +101,7 @@ class AgentSlot:
         await asyncio.shield(ready)
 
     async def close_replaced(self) -> None:
-        """Close the replaced agents. The caller knows that nothing runs. While there is no agent,
-        the last one stays."""
+        """Close the replaced agents: nothing runs. While there is no agent, the last one stays."""
         kept = self._replaced[-1:] if self.agent is None else []
         leaving, self._replaced = [one for one in self._replaced if one not in kept], kept
         await self._close(leaving)

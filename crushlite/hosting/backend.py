@@ -69,7 +69,6 @@ class Backend:
         self._unclaimed: dict[Path, Workspace] = {}  # opened, for the creates under way at its path
         self._closing: dict[Path, list[asyncio.Task[None]]] = {}  # teardowns, newest last
         self._built: set[Workspace] = set()  # until the end of their teardown
-        self._past: Counter[str] = Counter()  # the totals of those that are gone
         self._endings: dict[Path, Endings] = {}  # by data directory
 
     def begin(self) -> None:
@@ -112,8 +111,7 @@ class Backend:
 
     async def _join(self, request: CreateWorkspace) -> Workspace:
         """Find or open, then claim, without a gap between the two in which it could go away."""
-        path = _absolute(request)
-        key = _resolved(path)
+        path, key = _located(request)
         self._joining[key] += 1
         deadline = self._clock.time() + self._settings.drain
         try:
@@ -138,7 +136,7 @@ class Backend:
                     self._perform(self.claims.create(workspace.id, request.client_id))
                     self._unclaimed.pop(key, None)
                     self._hosted[workspace.id] = workspace
-                    _log_ignored(workspace, path, request)
+                    _log_ignored(workspace, request)
                     return workspace
         finally:
             self._joining[key] -= 1
@@ -151,8 +149,8 @@ class Backend:
         return next(live, None) or self._unclaimed.get(key)
 
     def _discard_unclaimed(self, key: Path) -> None:
-        """No create is under way at a path: a workspace that none of them could claim (their
-        clients retired meanwhile, or the server is leaving) must not stay open."""
+        """No create is under way at a path: close a workspace that none of them could claim, as
+        their clients retired meanwhile, or the server is leaving."""
         workspace = self._unclaimed.pop(key, None)
         if workspace is not None:
             self._begin_teardown(workspace)
@@ -328,7 +326,6 @@ class Backend:
             log.exception("workspace %s did not close cleanly", workspace.path)
         finally:
             self._built.discard(workspace)
-            self._past += workspace.totals()
             await self._release_store(workspace.store.store)
 
     def _torn_down(self, key: Path, task: asyncio.Task[None]) -> None:
@@ -336,36 +333,21 @@ class Backend:
         if not self._closing[key]:
             del self._closing[key]
 
-    def totals(self) -> Counter[str]:
-        """Workspace.totals over all there are and ever were: a counter never goes down."""
-        return sum((workspace.totals() for workspace in self._built), self._past)
 
-
-def _absolute(request: CreateWorkspace) -> Path:
-    """The path as an absolute one. The shell's directory is the best anchor for a relative one:
-    the daemon's own has nothing to do with the client."""
+def _located(request: CreateWorkspace) -> tuple[Path, Path]:
+    """The path as an absolute one, and with its links resolved: two ways to one directory are one
+    workspace. A relative one begins at the shell's directory: the daemon's is not the client's."""
     from pathlib import Path  # only with the first workspace: it takes 4 ms to load
 
     anchor = next((e[4:] for e in request.env or () if e.startswith("PWD=/")), os.getcwd())
-    return Path(os.path.normpath(os.path.join(anchor, request.path)))
+    path = Path(os.path.normpath(os.path.join(anchor, request.path)))
+    return path, Path(real_path(path))
 
 
-def _resolved(path: Path) -> Path:
-    """Symlinks resolved as far as the path exists: two ways to one directory are one workspace."""
-    from pathlib import Path
-
-    return Path(real_path(path))
-
-
-def _log_ignored(workspace: Workspace, path: Path, request: CreateWorkspace) -> None:
+def _log_ignored(workspace: Workspace, request: CreateWorkspace) -> None:
     """Log which flags of a later create have no effect, because the first create decided."""
-    first, folder = workspace.asked, workspace.profile.data_dir
-    wishes = {
-        "yolo": request.yolo != first.yolo,
-        "debug": request.debug != first.debug,
-        "data_dir": request.data_dir and _resolved(path / request.data_dir) != folder,
-    }
-    ignored = [name for name, differs in wishes.items() if differs]
+    names, first = ("yolo", "debug", "data_dir"), workspace.asked
+    ignored = [name for name in names if getattr(request, name) != getattr(first, name)]
     if ignored:
         log.info("workspace %s is open: %s stay as they are", workspace.path, ", ".join(ignored))
 

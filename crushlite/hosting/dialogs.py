@@ -1,29 +1,26 @@
 """Permissions and questions: one first-wins machine for everything that waits for a person.
 
 A request is *waiting* behind an earlier one of its queue, *open* (listed, addressable, answerable),
-or *closed*. Permissions have a queue for each session, questions one for the whole workspace. The
-requests of a queue open one by one, in order: the first is the open one. Closing is a single
-synchronous step, so of any number of answers, a cancel and a timeout exactly one wins; the
-winner's notification goes out before the waiting tool wakes.
+or *closed*. Permissions have a queue for each session, questions one for the whole workspace; the
+first of a queue is the open one. Closing is a single synchronous step, so of any number of answers,
+a cancel and a timeout exactly one wins; its notification goes out before the waiting tool wakes.
 
 Of what a client sends back only the id is believed. What is stored is a copy that has been through
 JSON once: it cannot change under the user's eyes, and one that no client could read is refused to
-the agent that made it instead of failing while a client answers another one.
+the agent that made it.
 
 The *stream* shows one permission request per workspace, the oldest open one, because the Crush UI
 has one dialog and a second request would replace it under the user's finger. Clients that can show
 several read the list when an awaiting notification arrives.
 
-Knows nothing of: runs, tasks, the store, HTTP. Requests and notifications leave through `publish`,
-each of them once and as something new. Everything that a run left open is closed when it ends, so
-there is nothing to bound.
+Knows nothing of: runs, tasks, the store, HTTP. Everything that a run left open is closed when it
+ends, so there is nothing to bound.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -45,7 +42,7 @@ from ..protocol.questions import (
     QuestionResponse,
 )
 from ..unique import new_id
-from .difference import difference
+from .unchanged import lines_of, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,13 +67,11 @@ UNATTENDED = "unattended"  # `by` of a request that was closed because no intera
 
 
 class _Entry(Generic[R, A]):
-    __slots__ = ("answer", "is_open", "number", "queue", "request", "run_id", "timer")
+    __slots__ = ("answer", "is_open", "number", "queue", "request", "run_id", "scope", "timer")
 
-    def __init__(self, number: int, request: R, queue: str, run_id: str) -> None:
+    def __init__(self, number: int, request: R, queue: str, run_id: str, scope: Scope | None):
         self.number = number  # of asking: age, across queues
-        self.request = request
-        self.queue = queue
-        self.run_id = run_id
+        self.request, self.queue, self.run_id, self.scope = request, queue, run_id, scope
         self.answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self.is_open = False
         self.timer: Timer | None = None
@@ -95,9 +90,10 @@ class _Dialogs(Generic[R, A]):
     def __init__(
         self,
         publish: Callable[[object], object],
+        *,
         clock: Clock,
-        interactive: Callable[[], bool],
-        unattended: float | None,
+        interactive: Callable[[], bool] = lambda: True,
+        unattended: float | None = None,
     ) -> None:
         self._publish = publish
         self._clock = clock
@@ -107,7 +103,7 @@ class _Dialogs(Generic[R, A]):
         # By queue, then by id, oldest first; no queue is empty.
         self._entries: dict[str, dict[str, _Entry[R, A]]] = {}
         self._opening: set[str] = set()  # queues in _open_next
-        self._winners: OrderedDict[str, str] = OrderedDict()  # closed id -> who answered
+        self._winners: dict[str, str] = {}  # closed id -> who answered, oldest first
 
     def _opened(self, entry: _Entry[R, A]) -> None:
         """A request has opened: publish it."""
@@ -147,9 +143,9 @@ class _Dialogs(Generic[R, A]):
             return None
         return entry
 
-    async def _wait(self, request: R, queue: str, run_id: str) -> A:
+    async def _wait(self, request: R, queue: str, run_id: str, scope: Scope | None = None) -> A:
         """Stand in the queue until answered."""
-        entry: _Entry[R, A] = _Entry(next(self._numbers), request, queue, run_id)
+        entry: _Entry[R, A] = _Entry(next(self._numbers), request, queue, run_id, scope)
         self._entries.setdefault(queue, {})[request.id] = entry
         try:
             self._open_next(queue)
@@ -169,7 +165,7 @@ class _Dialogs(Generic[R, A]):
         if entry.is_open:
             self._winners[entry.request.id] = by
             if len(self._winners) > REMEMBERED:
-                self._winners.popitem(last=False)
+                del self._winners[next(iter(self._winners))]
             self._closed(entry, answer)
         if not entry.answer.done():
             entry.answer.set_result(answer)
@@ -194,8 +190,8 @@ class _Dialogs(Generic[R, A]):
 
     def _watch(self, entry: _Entry[R, A], since: float | None) -> None:
         """Close an entry once no interactive client was there for the whole period, `since` when.
-        Looked at a few times per period: a person who reconnects between two looks was never
-        away, and one who leaves late leaves the others the full time to come."""
+        Looked at a few times per period: who reconnects between two looks was never away, and who
+        leaves late leaves the others the full time to come."""
         seconds = self._unattended
         if seconds is None or entry.answer.done():
             return
@@ -224,8 +220,8 @@ async def _require_readable(request: PermissionRequest) -> None:
     size, lines = len(text), text.count(b"\\n")
     old, new = (str(request.params.get(key, "")) for key in CHANGED_FILE)
     if not _is_readable(size + len(old) + len(new), lines + old.count("\n") + new.count("\n")):
-        changed = await asyncio.to_thread(difference, old, new)
-        size, lines = size + sum(map(len, changed)), lines + len(changed)
+        more = await asyncio.to_thread(_size_of_change, old, new)
+        size, lines = size + more[0], lines + more[1]
     if not _is_readable(size, lines):
         raise BadRequest(
             "too large to show to the user, who must see all of it before allowing it: split it "
@@ -237,6 +233,14 @@ def _is_readable(size: int, lines: int) -> bool:
     return size <= SHOWN_BYTES and lines <= SHOWN_LINES
 
 
+def _size_of_change(old: str, new: str) -> tuple[int, int]:
+    """How many characters and lines go or come."""
+    before, after = lines_of(old), lines_of(new)
+    stay = [before[at] for at, _ in unchanged(before, after)]
+    size = len(old) + len(new) - 2 * sum(map(len, stay))
+    return size, len(before) + len(after) - 2 * len(stay)
+
+
 def _json(value: object) -> bytes:
     try:
         return dumps(value)
@@ -245,9 +249,8 @@ def _json(value: object) -> bytes:
 
 
 class Permissions(_Dialogs[PermissionRequest, Verdict]):
-    """The permission requests of one workspace, and the rules that users have granted.
-    `policy(tool, action)` is the configured allow-list, `kept` gives the rules that are for good.
-    """
+    """The permission requests of one workspace, and the rules that users have granted. `policy` is
+    the configured allow-list, `kept` gives the rules that are for good."""
 
     _lapsed = Verdict(False, "denied: no interactive client answered")
     _dropped = Verdict(False, "the run was canceled")
@@ -264,12 +267,11 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
         kept: Callable[[], Sequence[PermissionRule]] = tuple,
         unattended: float | None = None,
     ) -> None:
-        super().__init__(publish, clock, interactive, unattended)
+        super().__init__(publish, clock=clock, interactive=interactive, unattended=unattended)
         self.skip = False
         self.grants = Grants(kept)
         self._policy = policy
         self._shown: str | None = None  # the id of the request on the stream
-        self._scopes: dict[str, Scope | None] = {}  # of the requests that wait, by id
 
     async def ask(
         self,
@@ -288,11 +290,7 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
         if not self.grants.covers(request, scope):
             await _require_readable(request)
         stored = _sealed(replace(request, id=new_id()))
-        self._scopes[stored.id] = scope
-        try:
-            return await self._wait(stored, stored.session_id, run_id)
-        finally:
-            del self._scopes[stored.id]
+        return await self._wait(stored, stored.session_id, run_id, scope)
 
     def is_settled(self, request: PermissionRequest, scope: Scope | None) -> bool:
         """Whether no user would be asked: by policy, or by a rule that was granted."""
@@ -311,8 +309,9 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
         entries.sort(key=lambda entry: entry.request.id != self._shown)
         return [entry.request for entry in entries]
 
-    def on_stream(self) -> PermissionRequest | None:
-        return next((request for request in self.listed() if request.id == self._shown), None)
+    def on_stream(self) -> list[PermissionRequest]:
+        """The request on the stream, if there is one."""
+        return [request for request in self.listed() if request.id == self._shown]
 
     def resolve(
         self, request_id: str, action: str, by: str = "", reason: str = "", option: str = ""
@@ -328,7 +327,7 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
             return self._too_late(request_id)
         if option:
             _check_option(entry.request, action, option)
-        scope = self._scopes[entry.request.id]
+        scope = entry.scope
         if action == "allow_session" and (scope is None or scope.parts):
             asked = entry.request
             words = asked.scope or f"every {asked.tool_name} ({asked.action}) in {asked.path}"
@@ -346,10 +345,9 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
     def offered(self, request_id: str) -> PermissionRule | None:
         """The rule that is offered with an open request; None if there is none."""
         entry = self._find(request_id)
-        scope = self._scopes[request_id] if entry is not None else None
-        if entry is None or scope is None or not scope.rule_parts:
+        if entry is None or entry.scope is None or not entry.scope.rule_parts:
             return None
-        return self._rule(entry.request, scope.rule_parts, entry.request.rule)
+        return self._rule(entry.request, entry.scope.rule_parts, entry.request.rule)
 
     def _rule(self, asked: PermissionRequest, parts: Sequence[str], words: str) -> PermissionRule:
         return PermissionRule(
@@ -366,7 +364,7 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
     def _opened(self, entry: _Entry[PermissionRequest, Verdict]) -> None:
         request = entry.request
         self._publish(PermissionNotification(request.tool_call_id))
-        if self.grants.covers(request, self._scopes[request.id]):
+        if self.grants.covers(request, entry.scope):
             self._close(entry, Verdict(True))
         else:
             self._show_next()
@@ -385,8 +383,7 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
 
 
 def _check_option(request: PermissionRequest, action: str, option: str) -> None:
-    """Raise BadRequest if the request does not offer an option, or if the action is not the one
-    that the option stands for."""
+    """Raise BadRequest if the request does not offer an option, or the action is not its own."""
     chosen = next((one for one in request.options if one.id == option), None)
     if chosen is None:
         known = ", ".join(one.id for one in request.options) or "none"
@@ -402,12 +399,9 @@ def _check_option(request: PermissionRequest, action: str, option: str) -> None:
 class Grants:
     """What users have allowed beyond a single request: rules, for one session or for good.
 
-    A rule covers requests of one tool and action in one directory, by parts: texts that the agent
-    gives with a request (agent/base.py: Scope), which are only compared. A request is covered if
-    each of its parts was granted, or if of each of the sets that it says would cover it one part
-    was. A request without any scope is covered only by a rule that was granted for such a request.
-
-    Rules for a session are kept here. Those for good are in files of the user: `kept` gives them.
+    A rule covers requests of one tool and action in one directory, by parts (agent/base.py: Scope):
+    if each part of a request was granted, or one part of each of the sets that it says would cover
+    it. A request without any scope is covered only by a rule that was granted for such a request.
     """
 
     def __init__(self, kept: Callable[[], Iterable[PermissionRule]] = tuple) -> None:
@@ -470,21 +464,11 @@ class Questions(_Dialogs[QuestionBatch, Answers]):
     _run_ended: Answers = None
     _unknown = "no question batch {}: list W/questions"
 
-    def __init__(
-        self,
-        publish: Callable[[object], object],
-        *,
-        clock: Clock,
-        interactive: Callable[[], bool] = lambda: True,
-        unattended: float | None = None,
-    ) -> None:
-        super().__init__(publish, clock, interactive, unattended)
-        self._used_ids: dict[str, None] = {}  # the latest, oldest first
-
     async def ask(self, batch: QuestionBatch, run_id: str) -> Answers:
         """Show a form and wait; None when it was dismissed."""
         check_questions(batch.questions)
-        questions = [replace(q, id=self._fresh_id(q.id)) for q in batch.questions]
+        # Clients find a batch by these ids; an agent may give the same ones in each of its forms.
+        questions = [replace(question, id=new_id()) for question in batch.questions]
         stored = _sealed(replace(batch, id=new_id(), questions=questions))
         if len(questions) > 1:
             stored.confirm_title = batch.confirm_title or "Send these answers?"
@@ -493,15 +477,6 @@ class Questions(_Dialogs[QuestionBatch, Answers]):
             )
         answers = await self._wait(stored, "", run_id)
         return None if answers is None else _in_order(batch.questions, questions, answers)
-
-    def _fresh_id(self, given: str) -> str:
-        """The agent's own id, the first time. Clients find a batch by these, so one that comes
-        again must not draw a late answer to an earlier batch."""
-        fresh = given if given and given not in self._used_ids else new_id()
-        self._used_ids[fresh] = None
-        if len(self._used_ids) > REMEMBERED:
-            del self._used_ids[next(iter(self._used_ids))]
-        return fresh
 
     def listed(self) -> list[QuestionBatch]:
         return [entry.request for entry in self._open_entries()]
@@ -521,8 +496,7 @@ class Questions(_Dialogs[QuestionBatch, Answers]):
 
     def cancel(self, batch_id: str = "", by: str = "") -> Resolution:
         """Dismiss a batch, or whichever is open."""
-        entries = self._open_entries()
-        found = self._find(batch_id) if batch_id else next(iter(entries), None)
+        found = self._find(batch_id) if batch_id else next(iter(self._open_entries()), None)
         entry = self._answerable(found)
         if entry is None:
             return self._too_late(batch_id)
@@ -572,11 +546,8 @@ def _problems(question: Question) -> Iterator[str]:
         yield "question is required and has at most 240 characters"
     if not 0 < len(question.description) <= 600:
         yield "description is required and has at most 600 characters"
-    if question.type in ("single_choice", "multi_choice"):
-        yield from _choice_problems(question)
-
-
-def _choice_problems(question: Question) -> Iterator[str]:
+    if question.type not in ("single_choice", "multi_choice"):
+        return
     if not 2 <= len(question.choices) <= 5:
         yield f"give 2 to 5 choices, not {len(question.choices)}"
     ids = [choice.id for choice in question.choices]

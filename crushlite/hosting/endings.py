@@ -1,17 +1,14 @@
 """The endings of runs that a store could not write yet.
 
-A run has ended for its clients when its `run_complete` is out, and that must not wait for a disk
-that the user has to make room on. So an ending that cannot be committed is published all the same,
-with the error `not saved: ...`, and waits here. While one waits, no workspace that shares the store
-accepts a prompt, because that promise could not be kept either. Reads, streams and cancel go on.
+A `run_complete` must not wait for a disk that the user has to make room on. So an ending that
+cannot be committed is published all the same, with the error `not saved: ...`, and waits here.
+Meanwhile no workspace that shares the store accepts a prompt, because that promise could not be
+kept either. Reads, streams and cancel go on.
 
-What waits is tried again with growing pauses, and at once when another write has worked.
-Endings of one session are written in their order, because messages are placed by the order of their
-insertion; sessions do not wait for each other.
-
-An ending that could not be written before its last workspace closed stays here: the next open of
-that store in this process writes it. If the process ends first, recovery finds a run without an
-ending and records it as interrupted, which `not saved` has announced.
+What waits is tried again with growing pauses, and at once when another write has worked: of each
+session in order, because messages are placed by the order of their insertion. What outlives its
+last workspace is written at the next open of that store in this process. If the process ends first,
+recovery records the run as interrupted.
 """
 
 from __future__ import annotations
@@ -39,9 +36,8 @@ LONGEST_PAUSE = 5.0  # doubled each time up to this
 
 @dataclass(eq=False, slots=True)
 class Ending:
-    """What one ending writes. `written` is called once if `commit` has raised and kept it (`late`):
-    with the session when it was written, or with None if it was given up, because its session is
-    gone or it is refused."""
+    """What one ending writes. If `commit` raised and kept it (`late`), `written` is called once:
+    with the session, or with None if it was given up: its session is gone, or it is refused."""
 
     key: tuple[str, str]  # scope and session
     run_ids: tuple[str, ...]
@@ -66,9 +62,6 @@ class Endings:
         self._timer: Timer | None = None
         self._pass = asyncio.Lock()  # one pass over what waits at a time
         self._task: asyncio.Task[None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<Endings waiting={self.waiting} workspaces={self._users}>"
 
     @property
     def waiting(self) -> int:
@@ -151,9 +144,8 @@ class Endings:
                     behind.error = ending.error
                 return
             if ending.error is not None and ending.late:
-                log.error(
-                    "the ending of %s can never be written", ending.run_ids, exc_info=ending.error
-                )
+                why = "the ending of %s can never be written"
+                log.error(why, ending.run_ids, exc_info=ending.error)
             self._remove(ending)
 
     async def _try(self, ending: Ending) -> None:

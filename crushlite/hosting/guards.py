@@ -4,31 +4,29 @@ permissions that it asks for, and its end.
 A part may refuse, change or comment what an agent is about to do (`WorkspacePart.before_tool` and
 its neighbours in wing.py). An agent that asks before it runs a tool (`Turn.before_tool`) can follow
 a changed input. Of one that does not, the tools are checked when it asks for a permission; there a
-changed input counts as a refusal, because the agent would run what it had in mind.
-
-A part that fails counts as a refusal of a prompt or a tool call; elsewhere it has said nothing. One
-that fails to say what it offers to the agent costs its own offers, not the turn.
+changed input counts as a refusal, because the agent would run what it had in mind. A part that
+fails counts as a refusal of a prompt or a tool call; elsewhere it has said nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..agent.base import ToolCheck, Verdict
-from ..clock import resolve_once, time_limit
+from ..clock import resolve_once
 from ..errors import CrushliteError, PromptRefused
 from ..protocol.codec import NotJSON, dumps, loads
 from ..records import dataclass
 from ..wing import Author, Ruling, ToolUsed, WorkspacePart
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from ..agent.base import OfferedTool, Turn
-    from ..clock import Clock
+    from ..agent.base import Turn
     from ..protocol.messages import ToolCallPart
     from ..protocol.permissions import PermissionRequest
 
@@ -37,12 +35,11 @@ log = logging.getLogger(__name__)
 MOST_STOPS = 5  # how often a turn goes on because a part wants it to
 READ_CHARS = 1_000_000  # of an input or metadata that is read here
 CONTEXT_CHARS = 32_000  # that parts may add to one prompt or one result
-NOTE_SECONDS = 20.0  # that a part may take to say something of a changed file
 SHOWN = "hook"  # the key of what parts said in the metadata of a result
 ASKED = frozenset(
     (
         *("guards_prompts", "before_prompt", "before_tool", "after_tool", "permission_asked"),
-        *("notified", "before_stop"),
+        *("prompt_started", "notified", "before_stop"),
     )
 )
 _NOTHING = Ruling()
@@ -77,7 +74,6 @@ class TurnGuards:
         """`above` are the guards of the turn that a sub-agent works for: a halt ends both."""
         self.context = ""  # what the parts add to the prompt
         self.stop_asked = False  # the agent has asked whether the turn may end
-        self._parts = parts
         self._guards = [part for part in parts if _guards(part)]
         self._author = author
         self._top = above or self
@@ -113,8 +109,7 @@ class TurnGuards:
         resolve_once(self.checked)
 
     async def is_withheld(self) -> bool:
-        """Whether agents may not see the prompt; waits until the parts were asked, or the turn is
-        closed."""
+        """Wait for the parts' word on the prompt: whether agents may not see it."""
         await self.checked
         return self.withheld
 
@@ -126,9 +121,8 @@ class TurnGuards:
         return ToolCheck(call.input, call.refusal, call.halt)
 
     async def _check(self, call_id: str, name: str, given: Mapping[str, Any]) -> _CheckedCall:
-        """Ask about a call and remember what was said: the parts in their order, each with the
-        input as the one before left it. The first no ends it. What was said of an earlier call with
-        this id is forgotten."""
+        """Ask the parts about a call, each with the input as the one before left it, until one says
+        no. What was said is remembered instead of what was said of an earlier call with this id."""
         self._calls.pop(call_id, None)
         call = _CheckedCall(dict(given), refusal=self.halted, halt=bool(self.halted))
         for part in self._guards if not call.refusal else ():
@@ -151,9 +145,8 @@ class TurnGuards:
 
     async def permission(self, request: PermissionRequest) -> Verdict | None:
         """What is decided about a permission before anything else is looked at: a refusal of its
-        tool call, or the approval of this very call. None: nothing. Unless the call has passed
-        `tool`, the parts are asked about each request: an agent may ask again for the same call,
-        after a refusal or with another input."""
+        tool call, or the approval of this very call; else None. Unless the call has passed `tool`,
+        each request is checked: an agent may ask again, after a refusal or with another input."""
         call_id = request.tool_call_id
         call = self._calls.get(call_id)
         if call is None or not call.passed or not call_id:
@@ -167,17 +160,19 @@ class TurnGuards:
         return Verdict(True) if call_id and call.approved and not call.must_ask else None
 
     def must_ask(self, call_id: str) -> bool:
-        """Whether users must be asked about the call that `permission` was asked about just now,
-        whatever they have allowed before."""
+        """Whether users must be asked about a call, whatever they have allowed before."""
         call = self._calls.get(call_id)
         return call is not None and call.must_ask
 
+    def prompt_started(self, turn: Turn, run_id: str, text: str) -> None:
+        for part in self._guards:
+            with tolerated(part):
+                part.prompt_started(turn, run_id, text)
+
     def notify(self, kind: str, text: str) -> None:
         for part in self._guards:
-            try:
+            with tolerated(part):
                 part.notified(self._author, kind, text)
-            except Exception:
-                log.exception("run %s: %s failed", self._author.run_id, type(part).__name__)
 
     async def answer(self, request: PermissionRequest) -> Verdict | None:
         """What a part answers to a request that users would be asked about; None: they are."""
@@ -211,8 +206,7 @@ class TurnGuards:
         return content, _with_shown(metadata, checked.shown) if checked.shown else metadata
 
     async def stop(self, text: str) -> str:
-        """Ask before the turn ends, with the agent's last words. Returns what must be done first;
-        empty if it may end."""
+        """Ask before the turn ends: returns what must be done first; empty if it may end."""
         self.stop_asked = True
         if self.halted or self._stops >= MOST_STOPS:
             return ""
@@ -228,45 +222,6 @@ class TurnGuards:
         self._stops += bool(wanted)
         return _joined(wanted)
 
-    # What parts offer to the agent ---------------------------------------------------------------
-
-    async def tools(self, turn: Turn) -> list[OfferedTool]:
-        """The tools of all parts, in their order, each name once."""
-        found: dict[str, OfferedTool] = {}
-        for part in self._parts:
-            try:
-                for tool in await part.tools(turn):
-                    found.setdefault(tool.name, tool)
-            except Exception:
-                log.exception("%s could not offer its tools", type(part).__name__)
-        return list(found.values())
-
-    async def notes_on_change(self, turn: Turn, path: str, clock: Clock) -> list[str]:
-        """What the parts have to say of a changed file, in their order. They are asked at the same
-        time; one that takes longer than NOTE_SECONDS has nothing to say."""
-
-        async def ask(part: WorkspacePart) -> str:
-            try:
-                async with time_limit(clock, NOTE_SECONDS):
-                    return await part.notes_on_change(turn, path)
-            except TimeoutError:
-                return ""
-            except Exception:
-                log.exception("%s could not say anything of a change", type(part).__name__)
-                return ""
-
-        return [note for note in await asyncio.gather(*map(ask, self._parts)) if note]
-
-    def instructions(self) -> list[tuple[str, str]]:
-        """The instructions of all parts, in their order."""
-        found: list[tuple[str, str]] = []
-        for part in self._parts:
-            try:
-                found += part.instructions()
-            except Exception:
-                log.exception("%s could not give its instructions", type(part).__name__)
-        return found
-
     # Inside --------------------------------------------------------------------------------------
 
     def _heed_halt(self, ruling: Ruling) -> None:
@@ -280,8 +235,7 @@ class TurnGuards:
         *args: object,
         refuse: bool = True,
     ) -> Ruling:
-        """What a method of a part says. If it fails, in the call too, that is a refusal, or nothing
-        without `refuse`."""
+        """What a method of a part says. A failure is a refusal, or nothing without `refuse`."""
         try:
             return await method(*args) or _NOTHING
         except CrushliteError as error:
@@ -291,9 +245,17 @@ class TurnGuards:
         return _REFUSED if refuse else _NOTHING
 
 
+@contextlib.contextmanager
+def tolerated(part: WorkspacePart) -> Iterator[None]:
+    """Log what a part raises, and go on: it costs what the part does, not the turn."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s failed", type(part).__name__)
+
+
 def _guards(part: WorkspacePart) -> bool:
-    """Whether a part has anything to say about a turn: most have not, and asking them all would
-    take some percent of a short one."""
+    """Whether a part has anything to say about a turn: asking all would take some percent of it."""
     for kind in type(part).__mro__:
         if kind is WorkspacePart:
             break

@@ -1,8 +1,4 @@
-"""What a run may use and what it has used: steps, cost, tokens. Its time is watched by the runner.
-
-A limit belongs to the run: it holds whoever looks on, and when nobody does. The limit of cost is
-the one that a person may raise while the run waits: see `cost_question` and `RunLimits.raised_by`.
-"""
+"""What a run may use and what it has used: steps, cost, tokens. The runner watches its time."""
 
 from __future__ import annotations
 
@@ -17,13 +13,10 @@ from ..store.sessions import MOST_COST
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..agent.base import Usage
     from ..protocol.messages import Prompt
     from ..protocol.questions import QuestionResponse
 
 MOST_TOKENS = 2**53  # that every JSON reader takes as it is
-# What the choices of the question add, in multiples of what is offered first.
-MORE = {"more": 1, "much_more": 5}
 
 
 class RunLimits:
@@ -40,16 +33,8 @@ class RunLimits:
         self._max_steps = request.max_steps
         self._max_cost = request.max_cost
 
-    def count(self, usage: Usage) -> None:
-        """Add a model call. Estimated tokens add no cost."""
-        cost = 0.0 if usage.estimated else usage.cost
-        self._add(cost, usage.prompt_tokens, usage.completion_tokens)
-
-    def count_all(self, other: RunLimits) -> None:
-        """Add all that another turn has used on behalf of this run."""
-        self._add(other.cost, other.prompt_tokens, other.completion_tokens)
-
-    def _add(self, cost: float, prompt: int, completion: int) -> None:
+    def count(self, cost: float, prompt: int, completion: int) -> None:
+        """Add what was used, by a model call or by another turn for this run."""
         # Bounded: an agent may report anything, and sums must stay what a row can hold.
         self.cost = min(self.cost + cost, MOST_COST)
         self.prompt_tokens = min(self.prompt_tokens + prompt, MOST_TOKENS)
@@ -61,8 +46,7 @@ class RunLimits:
         return stopped or (self._max_steps is not None and self.steps >= self._max_steps)
 
     def check_steps(self) -> None:
-        """Raise LimitReached if no further step may begin: also after a limit of cost, which the
-        agent may have ignored."""
+        """Raise LimitReached if no further step may begin, also if the agent ignored one."""
         if self.reached == "cost":
             raise self.stop_at_cost()
         if self.out_of_steps:
@@ -83,14 +67,9 @@ class RunLimits:
 
     # A person may raise the limit of cost ---------------------------------------------------------
 
-    @property
-    def _offer(self) -> float:
-        """How much more is offered first: as much as the limit was, or as was spent."""
-        return max(self._max_cost or 0.0, self.cost)
-
     def cost_question(self) -> Question:
         """What a person is asked when the limit of cost is reached."""
-        more = [Choice(key, f"{_dollars(self._offer * times)} more") for key, times in MORE.items()]
+        more = [Choice(key, f"{_dollars(amount)} more") for key, amount in self._offers().items()]
         return Question(
             type="single_choice",
             label="Limit of cost",
@@ -101,13 +80,18 @@ class RunLimits:
             choices=[Choice("stop", "Stop here"), *more],
         )
 
+    def _offers(self) -> dict[str, float]:
+        """What the choices of the question add: as much as the limit was, or as was spent."""
+        first = max(self._max_cost or 0.0, self.cost)
+        return {"more": first, "much_more": 5 * first}
+
     def raised_by(self, responses: Sequence[QuestionResponse] | None) -> bool:
         """Raise the limit of cost as the answer says; False if it says no more."""
         amount = 0.0
+        offers = self._offers()
         for response in responses or ():
-            chosen = [MORE[key] for key in response.selected_ids if key in MORE]
-            amount = max([amount, *(self._offer * times for times in chosen)])
-            amount = max(amount, _typed_amount(response.fill_in_text))
+            chosen = [offers[key] for key in response.selected_ids if key in offers]
+            amount = max(amount, *chosen, _typed_amount(response.fill_in_text))
         if not amount or self._max_cost is None:
             return False
         # From what was spent: the last call may have gone far beyond the limit.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypedDict
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
-from ..clock import resolve_once
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import BinaryPart, FinishPart, TextPart
 from ..protocol.runs import RunInfo
@@ -18,6 +18,7 @@ from .transcript import new_message
 if TYPE_CHECKING:
     from ..agent.base import Agent
     from ..clock import Timer
+    from ..errors import LimitReached
     from ..protocol.messages import Message, Prompt
     from ..runs import Run
     from ..store import Connection
@@ -27,16 +28,9 @@ if TYPE_CHECKING:
 
 PROMPT = "prompt"
 SHOWN_PROMPT = 200  # characters of a prompt in a list of runs
+# What a row and the wire call by the same name.
+_SAME = {field.name for field in fields(RunInfo)} & {field.name for field in fields(RunRow)}
 SUMMARIZE = "summarize"  # not a prompt: no row, no user message, no run_complete
-
-
-class Used(TypedDict):
-    """What a run has used, and how many permissions it asked for and did not get."""
-
-    denied: int
-    cost: float
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class LiveRun:
@@ -50,8 +44,8 @@ class LiveRun:
         self.kind = kind
         self.digest = digest_of(request) if kind == PROMPT else ""
         self.accepted_at = now
-        self._commit: bool | Exception | None = None  # what became of its row; None: not known yet
-        self._waiting: list[asyncio.Future[None]] = []  # for that
+        self._commit: bool | Exception = False  # what became of its row, once that is known:
+        self._decided = asyncio.Event()
         # the turn
         self.user: LiveMessage | None = None  # its user message, once that is in the transcript
         self.turn: LiveTurn | None = None  # of a folded run, that of the run it was folded into
@@ -61,7 +55,7 @@ class LiveRun:
         self.agent_gone: asyncio.Future[None] = loop.create_future()
         self.grace: Timer | None = None  # after which a cancelled agent is given up
         self.deadline: Timer | None = None  # after which its agent is cancelled: max_seconds
-        self.overdue = False  # max_seconds has passed while the agent worked
+        self.overdue: LimitReached | None = None  # max_seconds has passed while the agent worked
         self.started_at = 0.0
         # the ending
         self.cause: BaseException | None = None  # what the turn failed of,
@@ -75,28 +69,16 @@ class LiveRun:
 
     async def committed(self) -> bool:
         """Wait for the commit of its row. True: the run is promised. False: its row belongs to
-        an earlier run with this id. Raises the error of the store if the row could not be
-        written."""
-        if self._commit is None:
-            # A future for each caller: one that is cancelled must not cancel the others. And they
-            # wake before anything that is scheduled after `resolve_commit`.
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            await waiter
+        an earlier run with this id. Raises the error of the store if it could not be written."""
+        await self._decided.wait()
         if isinstance(self._commit, Exception):
             raise self._commit
-        return bool(self._commit)
+        return self._commit
 
     def resolve_commit(self, result: bool | Exception) -> None:
-        """Let the callers of `committed` go on."""
+        """Let the callers of `committed` go on, before anything that is scheduled after this."""
         self._commit = result
-        for waiter in self._waiting:
-            resolve_once(waiter)
-        self._waiting.clear()
-
-    @property
-    def limit(self) -> str:
-        return self.turn.limits.reached if self.turn is not None else ""
+        self._decided.set()
 
     @property
     def folded_into(self) -> str:
@@ -139,19 +121,6 @@ class LiveRun:
     def not_saved(self, why: Exception) -> None:
         self.error = f"not saved: {why}" + f"; {self.error}" * bool(self.error)
 
-    def _used(self) -> Used:
-        """Cost and tokens are those of its own turn: one that was folded has none."""
-        denied = self.turn.denied if self.turn is not None else 0
-        if self.turn is None or self.run.carrier is not None:
-            return {"denied": denied, "cost": 0.0, "prompt_tokens": 0, "completion_tokens": 0}
-        limits = self.turn.limits
-        return {
-            "denied": denied,
-            "cost": limits.cost,
-            "prompt_tokens": limits.prompt_tokens,
-            "completion_tokens": limits.completion_tokens,
-        }
-
     def info(self, state: str) -> RunInfo:
         """What clients see. `state` is the machine's name for it."""
         info = RunInfo(
@@ -162,10 +131,14 @@ class LiveRun:
             folded_into=self.folded_into,
             accepted_at=self.accepted_at,
             started_at=self.started_at,
-            limit=self.limit,
             prompt=self.request.prompt[:SHOWN_PROMPT],
-            **self._used(),
         )
+        if self.turn is not None:
+            limits = self.turn.limits
+            info.denied, info.limit = self.turn.denied, limits.reached
+            if self.run.carrier is None:  # cost and tokens of a turn are those of its own run
+                info.cost, info.prompt_tokens = limits.cost, limits.prompt_tokens
+                info.completion_tokens = limits.completion_tokens
         if state == "ended" and self.run.outcome is not None:
             info.outcome, info.ended_at = self.run.outcome.value, self.ended_at
             info.message_id, info.text, info.error = self.message_id, self.text, self.error
@@ -180,9 +153,8 @@ def row_info(conn: Connection, scope: str, run_id: str) -> RunInfo:
 def row_infos(
     conn: Connection, scope: str, session_id: str | None, state: str | None, unsure: list[str]
 ) -> list[RunInfo]:
-    """Runs as their rows say, oldest first. What has ended may be most of what was ever
-    asked: it is read only if it is wanted, apart from the `unsure`, whose prompt is not promised
-    yet and may repeat a run that has ended."""
+    """Runs as their rows say, oldest first. What has ended, most of all, is read only if it is
+    wanted; but the `unsure`, whose prompts are not promised yet, may repeat one that has ended."""
     if state in (None, "ended"):
         rows = run_rows.list_runs(conn, scope, session_id, None)
     else:
@@ -194,26 +166,10 @@ def row_infos(
 def _info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
     """With the text of its last message, if that is still there. A row without an outcome belongs
     to a run whose ending is not on record."""
-    text = ""
+    info = RunInfo(**{name: getattr(row, name) for name in _SAME})
+    info.state, info.outcome = ("ended" if row.outcome else "accepted"), row.outcome or ""
+    info.folded_into, info.limit = row.carrier, row.limit_reached
+    info.prompt = row.prompt[:SHOWN_PROMPT]
     if row.message_id and message_rows.position_of(conn, scope, row.message_id) is not None:
-        text = message_rows.get_message(conn, scope, row.message_id).text
-    return RunInfo(
-        run_id=row.run_id,
-        session_id=row.session_id,
-        kind=row.kind,
-        state="ended" if row.outcome is not None else "accepted",
-        outcome=row.outcome or "",
-        message_id=row.message_id,
-        text=text,
-        error=row.error,
-        folded_into=row.carrier,
-        accepted_at=row.accepted_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        denied=row.denied,
-        limit=row.limit_reached,
-        cost=row.cost,
-        prompt_tokens=row.prompt_tokens,
-        completion_tokens=row.completion_tokens,
-        prompt=row.prompt[:SHOWN_PROMPT],
-    )
+        info.text = message_rows.get_message(conn, scope, row.message_id).text
+    return info

@@ -34,8 +34,7 @@ def own_data_dir(workspace: Path) -> Path:
 
 
 def own_provider(agent: AgentInfo) -> dict[str, Any]:
-    """An agent that needs no provider (offline, or one's own) as a provider on the wire: the Crush
-    client does not start without any."""
+    """An agent that needs no provider as one on the wire: the Crush client needs one to start."""
     name = agent.model_cfg.provider
     return {"id": name, "name": name, "type": "openai-compat", "models": [encode(agent.model)]}
 

@@ -44,8 +44,7 @@ class Failure:
 
 
 def clean(text: str) -> str:
-    """Replace lone surrogates: model output may hold them, and neither JSON clients nor SQLite can
-    take them."""
+    """Replace lone surrogates, which model output may hold: JSON clients and SQLite take none."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -81,8 +80,7 @@ def read_prompt(prompt: Prompt) -> tuple[Prompt, WhenBusy]:
 
 
 def refuse_child(session_id: str) -> None:
-    """Raise BadRequest for the session of a sub-agent: only the agent that it works for goes on
-    with it."""
+    """Raise BadRequest for the session of a sub-agent: only the agent above goes on with it."""
     if CHILD_MARK in session_id:
         raise BadRequest(
             f"session {session_id} belongs to a sub-agent: send the prompt to the session above it"
@@ -91,12 +89,10 @@ def refuse_child(session_id: str) -> None:
 
 def _when_busy(prompt: Prompt) -> WhenBusy:
     # Approval is for one run: it is neither given to the turn of another nor to what joins its own.
-    if prompt.auto_approve and prompt.when_busy == WhenBusy.STEER.value:
-        raise BadRequest("auto_approve needs a turn of its own: use another when_busy than steer")
-    if prompt.models and prompt.when_busy == WhenBusy.STEER.value:
-        raise BadRequest("models needs a turn of its own: use another when_busy than steer")
-    own_turn = prompt.run_id or prompt.auto_approve or prompt.models
-    default = "queue" if own_turn else "steer"
+    own = "auto_approve" if prompt.auto_approve else "models" if prompt.models else ""
+    if own and prompt.when_busy == WhenBusy.STEER.value:
+        raise BadRequest(f"{own} needs a turn of its own: use another when_busy than steer")
+    default = "queue" if prompt.run_id or own else "steer"
     try:
         return WhenBusy(prompt.when_busy or default)
     except ValueError:
@@ -112,8 +108,7 @@ def digest_of(request: Prompt) -> str:
 
 
 def explain(error: BaseException, run_id: str) -> Failure:
-    """An agent's exception as its user reads it: the words of the error. The traceback goes to the
-    log, unless nothing is wrong with the agent."""
+    """An agent's exception as its user reads it; the traceback of a mistake goes to the log."""
     text = words(error) or type(error).__name__
     if isinstance(error, EXPECTED):
         log.warning("run %s failed: %s", run_id, text)

@@ -7,13 +7,11 @@
     Record    the messages are closed; COMMIT; recorded; agent_event and run_complete go out
     Start     of the next run in line
 
-A turn has two tasks. The *agent task* runs the agent and nothing else, and is the only thing that a
-cancel touches. The *turn task* waits until the agent has returned or the cancel grace is over, and
-records the ending, which is thus never written by code that may be cancelled: a task that is
-cancelled before its first step runs neither its body nor its `finally`. A run that ends without a
-turn is recorded by a task of its own.
-
-This file holds no rule of its own about the state of a run.
+A turn has two tasks. The *agent task* runs the agent, and is all that a cancel touches. The *turn
+task* waits until the agent has returned or the cancel grace is over, and records the ending, which
+is thus never written by code that may be cancelled: a task that is cancelled before its first step
+runs neither its body nor its `finally`. A run that ends without a turn is recorded by a task of its
+own. This file holds no rule of its own about the state of a run.
 """
 
 from __future__ import annotations
@@ -42,22 +40,12 @@ from ..unique import new_id
 from .agents import AgentSlot, run_agent
 from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
-from .prompts import (
-    Failure,
-    digest_of,
-    explain,
-    read_prompt,
-    refuse_child,
-    words,
-)
-from .subturns import run_child, summarize_turn, write_summary
+from .prompts import Failure, digest_of, explain, read_prompt, refuse_child, words
 from .tasks import OwnedTasks
-from .titles import Titles
-from .turn import LiveTurn
+from .turn import LiveTurn, write_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
+    from collections.abc import Callable
 
     from ..agent.base import Agent
     from ..protocol.messages import Message
@@ -81,7 +69,6 @@ class Runner:
     def __init__(self, workspace: WorkspaceBase) -> None:
         make = functools.partial(workspace.profile.make_agent, workspace.env)
         self.agents = AgentSlot(make({}), make, workspace.parts)
-        self.titles = Titles(workspace)
         self.outcomes = dict.fromkeys(Outcome, 0)  # how many runs have ended so
         self.abandoned = 0  # agents that did not return within the cancel grace
         self._workspace = workspace
@@ -103,11 +90,10 @@ class Runner:
                 raise RunIdReused(f"run_id {request.run_id!r} was used for another prompt")
             return known
         self._workspace.endings.require_none()
-        agent = (
-            self.agents.with_models(request.models, request.session_id) if request.models else None
-        )
+        session_id, models = request.session_id, request.models
+        agent = self.agents.with_models(models, session_id) if models else None
         alone = request.auto_approve or agent is not None
-        run = self._runs.accept(request.session_id, request.run_id, when_busy, alone=alone)
+        run = self._runs.accept(session_id, request.run_id, when_busy, alone=alone)
         live = self._known[run.run_id] = LiveRun(run, request, self._workspace.clock.now())
         live.agent = agent
         if request.detach:
@@ -135,14 +121,11 @@ class Runner:
         return self._info(live)
 
     async def _repeated(self, prompt: Prompt) -> RunInfo | None:
-        if not prompt.run_id:
+        read = self._workspace.store.read
+        row = await read(run_rows.find_run, prompt.run_id) if prompt.run_id else None
+        if row is None:
             return None
-        request, _ = read_prompt(prompt)
-        try:
-            row = await self._workspace.store.read(run_rows.get_run, prompt.run_id)
-        except RunNotFound:
-            return None
-        if row.digest != digest_of(request):
+        if row.digest != digest_of(prompt):
             raise RunIdReused(f"run_id {prompt.run_id!r} was used for another prompt")
         return await self.run_info(prompt.run_id)
 
@@ -165,9 +148,9 @@ class Runner:
         self._release_claims([live])
 
     def _is_ownerless(self, row: RunRow) -> bool:
-        """Whether a row that was there already belongs to no run. That happens if the store failed
-        right after the commit: the client got an error, and now repeats the prompt. Rows of earlier
-        boots were ended by recovery."""
+        """Whether a row that was there already belongs to no run: the store failed right after the
+        commit, and the client, which got an error, repeats the prompt. Rows of earlier boots were
+        ended by recovery."""
         begun = row.outcome is not None or row.user_message_id
         return not begun and row.boot_id == self._workspace.store.store.boot_id
 
@@ -202,8 +185,7 @@ class Runner:
         return self._canceled(self._runs.cancel(session_id))
 
     async def cancel_run(self, run_id: str) -> CancelResult:
-        """Cancel one run and what was folded into it. One that has ended is left alone; one that is
-        ending, in whatever way, is waited for."""
+        """Cancel one run and what was folded into it; one that is ending already is waited for."""
         live = self._known.get(run_id)
         if live is None:
             await self.run_info(run_id)  # raises if there is no such run
@@ -255,24 +237,23 @@ class Runner:
     def _start(self, live: LiveRun) -> None:
         live.started_at = self._workspace.clock.now()
         try:
-            work = self._begin_work(live)
+            summary = live.kind == SUMMARIZE
+            work = self._summarize(live) if summary else self._call_agent(self._begin_turn(live))
             live.agent_task = self._tasks.spawn(work)
             live.agent_task.add_done_callback(lambda _: resolve_once(live.agent_gone))
         except Exception as error:  # noqa: BLE001 - logged there; the run must end
             self._broke(live, error)
             resolve_once(live.agent_gone)
-        if live.request.max_seconds is not None:
-            live.deadline = self._workspace.clock.call_later(
-                live.request.max_seconds, lambda: self._out_of_time(live)
-            )
+        seconds, clock = live.request.max_seconds, self._workspace.clock
+        if seconds is not None:
+            live.deadline = clock.call_later(seconds, lambda: self._out_of_time(live))
         self._tasks.spawn(self._take_turn(live))
 
     def _out_of_time(self, live: LiveRun) -> None:
-        """Stop a run that has reached its max_seconds: as a cancel does, but it ends as failed,
-        with the limit as the reason."""
+        """Stop a run that has reached its max_seconds, as a cancel does; it ends as failed."""
         if live.turn is not None and not live.agent_gone.done():
-            live.overdue = True
-            live.turn.limits.stop("time", "max_seconds")
+            seconds = f"max_seconds = {live.request.max_seconds:g}"
+            live.overdue = live.turn.limits.stop("time", seconds)
             self._stop(live)
 
     def _stop(self, live: LiveRun) -> None:
@@ -287,7 +268,6 @@ class Runner:
 
     async def _take_turn(self, live: LiveRun) -> None:
         """The turn task: every way out of a turn leads to its record."""
-        outcome = Outcome.FAILED
         try:
             await live.agent_gone
             outcome = self._outcome(live)
@@ -297,22 +277,10 @@ class Runner:
             self._broke(live, error)
         await self._record(self._runs.finish(live.run, outcome))
 
-    def _begin_work(self, live: LiveRun) -> Coroutine[Any, Any, None]:
-        """Publish the user message of a prompt, and return what the agent task is to run."""
-        if live.kind == SUMMARIZE:
-            return self._summarize(self.agents.serving(live.run.session_id), live.request)
-        return self._call_agent(self._begin_turn(live))
-
     def _begin_turn(self, live: LiveRun) -> LiveTurn:
         """Make the turn of a run, with its prompt as the first message."""
-        live.turn = LiveTurn(
-            self._workspace,
-            live.request,
-            live.agent or self.agents.serving(live.run.session_id),
-            fold=self._fold,
-            summarize=summarize_turn,
-            delegate=run_child,
-        )
+        agent = live.agent or self.agents.serving(live.run.session_id)
+        live.turn = LiveTurn(self._workspace, live.request, agent, fold=self._fold)
         live.turn.messages.append(self._user_message(live, live.turn))
         return live.turn
 
@@ -325,7 +293,7 @@ class Runner:
             message,
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
-        self.titles.begin(turn, run_id, live.request.prompt)
+        turn.guards.prompt_started(turn, run_id, live.request.prompt)
         return live.user
 
     async def _call_agent(self, turn: LiveTurn) -> None:
@@ -341,9 +309,10 @@ class Runner:
         finally:
             turn.fence()
 
-    async def _summarize(self, agent: Agent, request: Prompt) -> None:
+    async def _summarize(self, live: LiveRun) -> None:
+        agent = self.agents.serving(live.run.session_id)
         await self.agents.ready(agent)
-        await write_summary(self._workspace, request, agent)
+        await write_summary(self._workspace, live.request, agent)
 
     def _outcome(self, live: LiveRun) -> Outcome:
         """How the agent left its turn, if no doom decides otherwise."""
@@ -351,9 +320,8 @@ class Runner:
             if timer is not None:
                 timer.cancel()
         outcome = self._left(live)
-        if live.overdue and outcome is not Outcome.COMPLETED:
-            words = f"stopped at max_seconds = {live.request.max_seconds:g}"
-            live.failure = explain(LimitReached(words, "time"), live.run.run_id)
+        if live.overdue is not None and outcome is not Outcome.COMPLETED:
+            live.failure = explain(live.overdue, live.run.run_id)
             return Outcome.FAILED
         if isinstance(live.cause, LimitReached) and live.turn is not None:
             live.turn.limits.stop(live.cause.limit, "")  # one of the agent's own, as its budget
@@ -617,8 +585,7 @@ class Runner:
         self._workspace.endings.leave()
 
     async def close_agents(self) -> None:
-        """Close the agents, then cancel every task that is left: abandoned agents, and turns that
-        did not drain."""
+        """Close the agents, then cancel what is left: abandoned ones, turns that did not drain."""
         closing = self._tasks.spawn(self.agents.close())
         if not await wait_at_most(self._workspace.clock, closing, self._workspace.settings.drain):
             log.error("workspace %s: the agent did not close", self._workspace.path)
@@ -627,7 +594,7 @@ class Runner:
     def change_agent(self, agent: Agent | None) -> None:
         """Runs that start from now on are answered by this one."""
         self.agents.replace(agent)
-        if not (self._known or self.titles.tasks):
+        if not self._known and not any(part.uses_agent for part in self._workspace.parts):
             self._tasks.spawn(self.agents.close_replaced())
 
 

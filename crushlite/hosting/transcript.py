@@ -4,16 +4,15 @@ A message is *live* from its creation until its last state is committed. While i
 module, not the database, holds its newest state: streams get it at once or within the coalescing
 window, rows follow more lazily, and REST reads are overlaid with what streams saw.
 
-Two kinds of change. *Growth* (text or reasoning got longer, tool input streamed in) is published
-at most once per window, the first piece at once, and written at most once a second or per 64 KiB.
-It includes tool input here, which the hub must not skip. Everything else is *structural*: published
-and written on the spot (but calls of a message with many parts wait for the window, and a turn's
-last row for its ending). Both end in the same rows.
+Two kinds of change. *Growth* (text or reasoning got longer, tool input streamed in, which the hub
+must not skip) is published at most once per window, the first piece at once, and written at most
+once a second or per 64 KiB. Everything else is *structural*: published and written on the spot (but
+calls of a message with many parts wait for the window, and a turn's last row for its ending).
 
-Writes go through the store's one ordered queue, so rows of one message never reorder. A write that
-fails leaves the message live: it is tried again while its turn goes on and as soon as another write
-works, and `saving` hands it to the transaction that ends its turn. Rows are placed by the order of
-their insertion, so no message is inserted before one of its session that began earlier.
+Writes go through the store's one ordered queue. One that fails leaves the message live: it is tried
+again while its turn goes on and as soon as another write works, and `saving` hands it to the
+transaction that ends its turn. Rows are placed by the order of their insertion, so no message is
+inserted before one of its session that began earlier.
 
 Knows nothing of: runs, turns, permissions, HTTP.
 """
@@ -190,8 +189,7 @@ class Transcript:
             self._grew(live, len(call.input))
 
     def close_calls(self, live: LiveMessage) -> None:
-        """End the calls whose input is not complete, with an empty one. One event for all of them:
-        each holds the whole message."""
+        """End the calls whose input is not complete, with an empty one, in one event."""
         unfinished = [call for call in live.message.tool_calls if not call.finished]
         for call in unfinished:
             call.input, call.finished = "{}", True
@@ -288,16 +286,10 @@ class Transcript:
 
     # Reading -------------------------------------------------------------------------------------
 
-    async def messages(self, session_id: str) -> list[Message]:
-        """A session's messages, oldest first, as streams have seen them."""
-        seen = self._seen(session_id)
-        rows = await self._store.read(message_rows.list_messages, session_id)
-        return _overlaid(rows, seen | self._seen(session_id))
-
     async def conversation(
         self, session_id: str, notes_owner: str
     ) -> tuple[Session, list[Message], str]:
-        """A session, its messages as above, and what this owner has kept with it."""
+        """A session, its messages as streams have seen them, and what this owner has kept."""
 
         def read(conn: Connection, scope: str) -> tuple[Session, list[Message], str]:
             session = session_rows.get_session(conn, scope, session_id)
@@ -309,8 +301,7 @@ class Transcript:
         return session, _overlaid(rows, seen | self._seen(session_id)), notes
 
     async def messages_json(self, session_id: str) -> list[bytes]:
-        """The same as JSON, without making objects of all of them: pieces with one or more
-        messages each, to be joined by commas."""
+        """The messages as JSON: pieces with one or more each, to be joined by commas."""
         read = await self._read_beside(listing.message_texts, session_id)
         (pieces, newest), seen = read
         return [*pieces, *map(_text, _overlaid(newest, seen))]
@@ -335,8 +326,8 @@ class Transcript:
         self, read: Callable[..., T], session_id: str | None, role: str | None = None
     ) -> tuple[T, dict[str, LiveMessage]]:
         """Read around the live messages. One that came up meanwhile may be among the texts, where
-        it cannot be found again: then the read is repeated with the newest rows as themselves.
-        Once, since while a turn goes on there may be a new one each time."""
+        it cannot be found again: then the read is repeated, once, with the newest rows as objects.
+        """
         seen = self._seen(session_id, role)
         for recent in (0, listing.RECENT):
             ids = list(seen)
@@ -448,8 +439,7 @@ class Transcript:
         return False
 
     def _retry(self) -> None:
-        """A write has worked, here or of anything else after trouble: try those again that did
-        not."""
+        """A write has worked, here or elsewhere after trouble: try those again that did not."""
         failed, self._failed = self._failed, {}
         for live in failed:
             if self._live.get(live.message.id) is not live:

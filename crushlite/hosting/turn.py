@@ -1,10 +1,9 @@
 """What an agent's calls do: the transcript they grow, the people they ask, the commands they start.
 
-A LiveTurn is made by the runner for one run (or by subturns.py below one) and handed to the
-agent. The agent can only add to the turn; how it ends is written by `close`, which its maker calls
-once, after the agent is gone or was given up. From `fence` on every call raises TurnOver and
-publishes nothing, so an agent that was abandoned cannot reach back into a turn that clients have
-seen end.
+A LiveTurn is made for one run, or below one, for a summary or a sub-agent. The agent can only add
+to the turn; how it ends is written by `close`, which its maker calls once, after the agent is gone
+or was given up. From `fence` on every call raises TurnOver and publishes nothing, so an agent that
+was abandoned cannot reach back into a turn that clients have seen end.
 
 Knows nothing of: how runs are accepted, canceled or recorded; HTTP.
 """
@@ -13,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..agent.base import Agent, ToolCheck, Usage
 from ..clock import resolve_once
-from ..errors import BadRequest
+from ..errors import BadRequest, CrushliteError, NotFound, ProviderFailed
 from ..protocol.messages import (
     FinishPart,
     Message,
@@ -35,13 +34,14 @@ from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessio
 from ..store.files import Change, FileState
 from .limits import RunLimits
 from .prompts import Failure, clean
+from .tasks import run_to_the_end
 from .transcript import new_message
 from .turn_requests import TurnRequests, fresh_call_id, json_text, mode_of, typed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ..agent.base import AnyAgent, Delegated, OfferedTool
+    from ..agent.base import AnyAgent, Delegated
     from ..protocol.messages import Attachment, Prompt
     from ..protocol.sessions import Session
     from ..store import Connection
@@ -67,12 +67,6 @@ CHILD_SECONDS = 9.0  # how long sub-agents may take to end, with their commands
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
 
-class Child(Protocol):
-    """The turn of a sub-agent, as the turn above it sees it."""
-
-    def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
-
-
 class LiveTurn(TurnRequests):
     """Implements agent.base.Turn."""
 
@@ -83,14 +77,11 @@ class LiveTurn(TurnRequests):
         agent: Agent,
         *,
         fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
-        summarize: Callable[[LiveTurn], Awaitable[None]] | None = None,
-        delegate: Callable[[LiveTurn, str, str, Agent, str], Awaitable[Delegated]] | None = None,
         is_summary: bool = False,
         parent: LiveTurn | None = None,
     ) -> None:
-        """`fold`, `summarize` and `delegate` do what `followups` and the calls of these names
-        promise; without them nothing is folded or summarized, and there are no sub-agents. `parent`
-        is the turn of the agent that this one works for: its limits hold for both together."""
+        """`fold` does what `followups` promises; without it nothing is folded. `parent` is the turn
+        of the agent that this one works for: its limits hold for both together."""
         super().__init__(workspace, request, parent)
         self.agent = agent
         self.prompt = request.prompt
@@ -103,14 +94,15 @@ class LiveTurn(TurnRequests):
         self.spent = Usage()  # what the last model call used
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
         self._selected = agent.info().selected
-        self._fold, self._summarize, self._delegate = fold, summarize, delegate
-        self._is_summary = is_summary
-        self.parent = parent
+        self._fold = fold
+        self._is_summary, self.parent = is_summary, parent
         self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
-        self.children: set[Child] = set()  # those that have not ended yet
+        # What ends each sub-agent that has not ended yet.
+        self.children: set[Callable[[Outcome], asyncio.Task[None]]] = set()
         self._new_step = True  # the next piece begins a message of its own
         self._owed = 0.0  # cost that no session row holds yet
-        self._unsaved: Usage | None = None  # of the last model call, if the ending is to store it
+        # Tokens of the last model call, if its usage is to be saved with the ending.
+        self._unsaved: tuple[int, int] | None = None
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
         self._calls: dict[str, ToolCallPart] = {}  # of this step
@@ -123,8 +115,7 @@ class LiveTurn(TurnRequests):
 
     @property
     def last(self) -> LiveMessage:
-        """The turn's last assistant message; it exists from the first step on, at the latest when
-        the turn is closed."""
+        """The last assistant message; there is one after the first step, and after `close`."""
         assert self._step is not None
         return self._step
 
@@ -133,13 +124,12 @@ class LiveTurn(TurnRequests):
         """What the agent has said in its last step."""
         return self._step.joined().text if self._step is not None else ""
 
-    def add_child(self, child: Child) -> None:
+    def add_child(self, end: Callable[[Outcome], asyncio.Task[None]]) -> None:
         self._check()
-        self.children.add(child)
+        self.children.add(end)
 
     async def agent_done(self) -> None:
-        """The agent has returned. If it did not ask whether the turn may end, tell the wings that
-        it does: it cannot go on any more."""
+        """The agent has returned: tell the wings that the turn ends, unless it has asked them."""
         if not self.guards.stop_asked:
             await self.guards.stop(self.said)
         self.guards.notify("agent_completed", self.said)
@@ -148,10 +138,9 @@ class LiveTurn(TurnRequests):
         self._over = True
 
     async def end_children(self) -> None:
-        """End the sub-agents that the agent has left behind. Their records are complete before
-        those of this turn, unless that takes more than some seconds."""
+        """End the sub-agents that were left behind, and wait some seconds for their records."""
         if self.children:
-            endings = [child.end(Outcome.CANCELED) for child in self.children]
+            endings = [end(Outcome.CANCELED) for end in self.children]
             await asyncio.wait(endings, timeout=CHILD_SECONDS)
 
     def discard(self) -> None:
@@ -173,7 +162,7 @@ class LiveTurn(TurnRequests):
         elif outcome is Outcome.FAILED:
             failure = failure or Failure("The agent failed", "no reason was given")
             finish = FinishPart("error", message=failure.title, details=failure.detail)
-        finish.time = self._now()
+        finish.time = int(self.workspace.clock.now())
         transcript = self.workspace.transcript
         transcript.finish(self.last, finish, write=False, publish=self._unsaved is None)
         prompt = self.messages[0]
@@ -181,13 +170,13 @@ class LiveTurn(TurnRequests):
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def saving_usage(self) -> Callable[[Connection], object] | None:
-        """What the transaction of the ending must do for the usage that came last; None if that is
-        stored."""
+        """What the transaction of the ending must do for usage that is not saved yet; None if all
+        is."""
         if self._unsaved is None:
             return None
-        workspace = self.workspace
-        values = self.session_id, self._unsaved, self._owed, workspace.clock.now()
-        return lambda conn: _save_usage(conn, workspace.store.scope, *values)
+        scope, values = self.workspace.store.scope, (*self._unsaved, self._owed)
+        now = self.workspace.clock.now()
+        return lambda conn: session_rows.save_usage(conn, scope, self.session_id, *values, now)
 
     def publish_end(self, session: Session | None) -> None:
         """Publish what `close` has held back, so that clients see the usage of a step before its
@@ -225,14 +214,13 @@ class LiveTurn(TurnRequests):
         return await self.workspace.store.read(session_rows.get_session, self.session_id)
 
     async def history(self) -> list[Message]:
-        self._check()
-        return _not_withheld(await self.workspace.transcript.messages(self.session_id))
+        return (await self.conversation())[1]
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
         read = await self.workspace.transcript.conversation(self.session_id, self.agent.notes_owner)
         session, messages, self._notes = read
-        return session, _not_withheld(messages)
+        return session, [m for m in messages if m.finish is None or not m.finish.withheld]
 
     async def recall(self) -> str:
         self._check()
@@ -282,7 +270,7 @@ class LiveTurn(TurnRequests):
         return call_id
 
     def _called(self, call: ToolCallPart) -> None:
-        """A tool call has its whole input: a sub-agent's turn shows it (ChildTurn)."""
+        """A tool call has its whole input: the turn of a sub-agent shows it."""
 
     async def tool_result(
         self,
@@ -391,41 +379,31 @@ class LiveTurn(TurnRequests):
         self._new_step = before or bool(folded)
         return folded
 
-    # For the agent: what wings offer -------------------------------------------------------------
-
-    async def offered_tools(self) -> list[OfferedTool]:
-        self._check()
-        found = await self.guards.tools(self)
-        self._check()
-        return found
-
-    async def notes_on_change(self, path: str) -> list[str]:
-        self._check()
-        return await self.guards.notes_on_change(self, path, self.workspace.clock)
-
-    def instructions(self) -> list[tuple[str, str]]:
-        self._check()
-        return self.guards.instructions()
-
     # For the agent: other work -------------------------------------------------------------------
 
     async def summarize(self) -> None:
         self._check()
-        if self._summarize is not None:
-            await self._save_usage()
-            self._end_step()
-            self._new_step = True
-            await self._summarize(self)
+        if self._is_summary or not self.agent.summarizes:
+            return
+        await self._save_usage()
+        self._end_step()
+        self._new_step = True
+        used = await write_summary(self.workspace, self.request, self.agent, self.parent)
+        if used is not self.limits:  # what it has used counts for this run
+            self.limits.count(used.cost, used.prompt_tokens, used.completion_tokens)
 
     async def delegate(
         self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
     ) -> Delegated:
         self._check()
-        if self._delegate is None:
+        if self.parent is not None or self._is_summary:
             raise BadRequest("a sub-agent cannot start another one: do this yourself")
+        delegate = next(filter(None, (part.delegate() for part in self.workspace.parts)), None)
+        if delegate is None:
+            raise NotFound("this daemon has no sub-agents: the wing that runs them is not there")
         call = self._open_call(id)
         self._show_calls()
-        return await self._delegate(self, call.id, clean(prompt), Agent(agent), clean(title))
+        return await delegate(self, call.id, clean(prompt), Agent(agent), clean(title))
 
     # For the agent: bookkeeping ------------------------------------------------------------------
 
@@ -433,24 +411,23 @@ class LiveTurn(TurnRequests):
         self._check()
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
-        self.limits.count(usage)
         cost = 0.0 if usage.estimated else usage.cost
-        self._owed = min(self._owed + cost, session_rows.MOST_COST)
-        self._unsaved = usage
-        if not last or self.parent is not None or self._is_summary:
-            await self._save_usage()
+        counts = usage.prompt_tokens, usage.completion_tokens
+        self.limits.count(cost, *counts)
+        if last and self.parent is None and not self._is_summary:
+            self._owed, self._unsaved = min(self._owed + cost, session_rows.MOST_COST), counts
+        else:
+            self._unsaved = None
+            await self._charge(cost, *counts)
         if self.parent is not None and cost:
             await self.parent._charge(cost)
         await self._check_cost()
 
     async def _save_usage(self) -> None:
-        """Store what the last model call used, if that is still to be done."""
-        if self._unsaved is None:
-            return
-        values = self._unsaved, self._owed, self.workspace.clock.now()
-        self._unsaved, self._owed = None, 0.0
-        if not await self._save("usage", _save_usage, *values):
-            self._owed += values[1]  # stored with the usage of the next call
+        """Save the usage of the last model call, if that was left to the ending."""
+        if self._unsaved is not None:
+            counts, self._unsaved = self._unsaved, None
+            await self._charge(0.0, *counts)
 
     async def _check_cost(self) -> None:
         """Raise LimitReached if the run has cost too much, and no person says that it may go on:
@@ -470,12 +447,11 @@ class LiveTurn(TurnRequests):
                     raise limits.stop_at_cost()
         self._check()
 
-    async def _charge(self, cost: float) -> None:
-        """Add what a sub-agent has cost to this session as well."""
-        owed = min(self._owed + cost, session_rows.MOST_COST)
-        self._owed = 0.0
-        now = self.workspace.clock.now()
-        if not await self._save("usage", session_rows.add_cost, owed, now):
+    async def _charge(self, cost: float, prompt: int = 0, completion: int = 0) -> None:
+        """Save the usage of a model call; of a sub-agent's, this session gets only the cost."""
+        owed, self._owed = min(self._owed + cost, session_rows.MOST_COST), 0.0
+        counts = prompt, completion, owed, self.workspace.clock.now()
+        if not await self._save("usage", session_rows.save_usage, *counts):
             self._owed += owed
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
@@ -517,9 +493,6 @@ class LiveTurn(TurnRequests):
             raise BadRequest(f"there is no open tool call {call_id!r} in this step")
         return call
 
-    def _now(self) -> int:
-        return int(self.workspace.clock.now())
-
     def _current(self) -> LiveMessage:
         if self._new_step:
             self._counting.check_steps()
@@ -541,7 +514,7 @@ class LiveTurn(TurnRequests):
         """Close the step before this one: its calls must all have results by now."""
         if self._step is not None and not self._step.finished:
             self._close_calls(Outcome.COMPLETED)
-            finish = FinishPart("tool_use", self._now())
+            finish = FinishPart("tool_use", int(self.workspace.clock.now()))
             self.workspace.transcript.finish(self._step, finish)
 
     def _result(self, result: ToolResultPart) -> None:
@@ -555,8 +528,7 @@ class LiveTurn(TurnRequests):
         self.messages.append(self.workspace.transcript.create(message))
 
     async def _save(self, what: str, work: Callable[..., Session | None], *values: Any) -> bool:
-        """Write something about the session that is not worth failing a turn for, and publish it.
-        False if the store could not write."""
+        """Write and publish what is not worth failing a turn for; False if it was not written."""
         try:
             session = await self.workspace.store.write(work, self.session_id, *values)
         except STORE_ERRORS as error:
@@ -567,11 +539,8 @@ class LiveTurn(TurnRequests):
         return True
 
     async def _yield(self) -> None:
-        """Suspend at least once per coalescing window.
-
-        An agent that streams without ever waiting would otherwise hold the event loop, and
-        could not be cancelled. The count bounds that also where time stands still, as in tests.
-        """
+        """Suspend at least once per coalescing window: an agent that never waits would hold the
+        event loop, and could not be cancelled. The count bounds that where time stands still."""
         self._pieces += 1
         now = self.workspace.clock.time()
         if self._pieces >= PIECES or now - self._yielded >= self.workspace.settings.coalesce:
@@ -581,16 +550,66 @@ class LiveTurn(TurnRequests):
             self._check()
 
 
-def _save_usage(
-    conn: Connection, scope: str, session_id: str, usage: Usage, cost: float, now: float
-) -> Session:
-    known = session_rows.get_session(conn, scope, session_id)
-    # A count that a provider left out must not make a full context look empty.
-    prompt = usage.prompt_tokens or known.prompt_tokens
-    completion = usage.completion_tokens or known.completion_tokens
-    return session_rows.save_usage(conn, scope, session_id, prompt, completion, cost, now)
+# Summaries, and turns below that of a run ---------------------------------------------------------
 
 
-def _not_withheld(messages: list[Message]) -> list[Message]:
-    """The messages that agents may see."""
-    return [each for each in messages if each.finish is None or not each.finish.withheld]
+async def write_summary(
+    workspace: WorkspaceBase, request: Prompt, agent: Agent, parent: LiveTurn | None = None
+) -> RunLimits:
+    """Let the agent summarize a session; returns what that has used. A summary that was canceled is
+    removed again; one that failed stays, with its error, but counts for nothing. `parent` as for a
+    LiveTurn."""
+    turn = LiveTurn(workspace, request, agent, is_summary=True, parent=parent)
+    writing = asyncio.ensure_future(agent.summarize(turn))
+
+    def cancel() -> None:
+        turn.discard()  # now, not when the agent lets go: it may ignore its cancellation for ever
+        writing.cancel()
+
+    try:
+        await run_to_the_end(writing, cancel)
+    except Exception as error:
+        turn.close(Outcome.FAILED, Failure("The summary failed", str(error)))
+        await run_to_the_end(store_or_flush(turn))
+        raise
+    if not turn.said:
+        turn.discard()
+        raise ProviderFailed("the model gave no summary")
+    turn.close(Outcome.COMPLETED, None)
+    # Streams have seen it end: it counts, also if a cancel comes while it is being stored.
+    try:
+        await run_to_the_end(_store(turn, summary_id=turn.last.message.id))
+    except CrushliteError:
+        turn.discard()  # a summary that counts for nothing would only be in the way
+        raise
+    return turn.limits
+
+
+async def store_or_flush(turn: LiveTurn) -> None:
+    """Store a turn that is closed. If that fails, it is stored as soon as anything can be."""
+    try:
+        await _store(turn)
+    except CrushliteError as error:
+        log.warning("session %s: its messages are not stored yet: %s", turn.session_id, error)
+        for message in turn.messages:
+            turn.workspace.transcript.flush(message)
+
+
+async def _store(turn: LiveTurn, summary_id: str = "") -> None:
+    """Write the messages of a turn that is closed, and publish its session. With `summary_id`, this
+    message stands for all before it from now on. Raises CrushliteError."""
+    workspace, session_id = turn.workspace, turn.session_id
+    save, now = workspace.transcript.saving(turn.messages), workspace.clock.now()
+    tokens = turn.spent.completion_tokens
+
+    def work(conn: Connection, scope: str) -> Session:
+        session_rows.require_session(conn, scope, session_id)
+        save(conn)
+        if summary_id:
+            return session_rows.set_summary(conn, scope, session_id, summary_id, tokens, now)
+        return session_rows.get_session(conn, scope, session_id)
+
+    write = workspace.store.write_durably if summary_id else workspace.store.write
+    session = await write(work)
+    workspace.transcript.saved(turn.messages)
+    workspace.hub.publish("updated", session)

@@ -1,46 +1,51 @@
-"""What an agent asks users, and the commands that it runs: the half of LiveTurn that reaches out of
-the transcript. Commands are run by a part of a wing."""
+"""What an agent asks users and wings, and the commands that it runs: the half of LiveTurn that
+reaches out of the transcript. Commands are run by a part of a wing."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import stat
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..agent.base import UNKNOWN_JOB, Scope, Verdict
+from ..clock import time_limit
 from ..errors import BadRequest, NotFound, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
 from ..unique import random_hex
 from ..wing import Author
-from .guards import TurnGuards
+from .guards import TurnGuards, tolerated
 from .prompts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..agent.base import Exit, JobInfo, JobOutput, RunningCommand
+    from ..agent.base import Exit, JobInfo, JobOutput, OfferedTool, RunningCommand, Turn
     from ..protocol.messages import Prompt
     from ..protocol.permissions import PermissionOption
     from ..protocol.questions import QuestionResponse
-    from ..wing import CommandWatch, TurnCommands
+    from ..wing import CommandWatch, TurnCommands, WorkspacePart
     from .transcript import LiveMessage
     from .workspace_base import WorkspaceBase
 
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
+NOTE_SECONDS = 20.0  # that a part may take to say something of a changed file
 WATCH_SECONDS = 3.0  # how long a watch may take to end before the run ends anyway
 
 
 class TurnRequests:
-    """The part of a LiveTurn that asks users and runs commands. `parent` is the turn of the agent
-    that this one works for, if it is a sub-agent's: requests, commands and jobs are its session's.
-    """
+    """`parent` is the turn of the agent that this one works for, if it is a sub-agent's: requests,
+    commands and jobs are its session's."""
 
     def __init__(
         self, workspace: WorkspaceBase, request: Prompt, parent: TurnRequests | None
@@ -109,8 +114,7 @@ class TurnRequests:
         return verdict
 
     async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:
-        """Decide a request: by the wings, which can always refuse, by policy and rules, or by the
-        users."""
+        """Decide by the wings, which can always refuse, by policy and rules, or by the users."""
         permissions = self.workspace.permissions
         ruled = await self.guards.permission(request)
         if ruled is not None and not ruled:
@@ -182,9 +186,41 @@ class TurnRequests:
     def keep(self, command: RunningCommand, info: JobInfo = UNKNOWN_JOB) -> str:
         return self._running().keep(command, info)
 
+    async def offered_tools(self) -> list[OfferedTool]:
+        self._check()
+        found: dict[str, OfferedTool] = {}  # in the order of the parts, each name once
+        for part in self.workspace.parts:
+            try:
+                for tool in await part.tools(cast("Turn", self)):
+                    found.setdefault(tool.name, tool)
+            except Exception:
+                log.exception("%s could not offer its tools", type(part).__name__)
+        self._check()
+        return list(found.values())
+
+    async def notes_on_change(self, path: str) -> list[str]:
+        self._check()
+
+        async def ask(part: WorkspacePart) -> str:
+            with tolerated(part), contextlib.suppress(TimeoutError):
+                async with time_limit(self.workspace.clock, NOTE_SECONDS):
+                    return await part.notes_on_change(cast("Turn", self), path)
+            return ""
+
+        return [note for note in await asyncio.gather(*map(ask, self.workspace.parts)) if note]
+
+    def instructions(self) -> list[tuple[str, str]]:
+        self._check()
+        found: list[tuple[str, str]] = []
+        for part in self.workspace.parts:
+            try:
+                found += part.instructions()
+            except Exception:
+                log.exception("%s could not give its instructions", type(part).__name__)
+        return found
+
     async def end_commands(self) -> None:
-        """Kill what the agent's commands left running: when a run is reported ended, the processes
-        of its foreground commands are dead, or have had some seconds to die."""
+        """Kill what the agent's commands left running: it is dead, or had some seconds to die."""
         if self._commands is not None:
             await self._commands.end()
         if self._watch is not None:
@@ -202,8 +238,7 @@ class TurnRequests:
             self._watch = watch
 
     async def _watches_ended(self) -> None:
-        """Wait until the watches of commands that have ended are done: what comes next must not be
-        taken for the doing of those commands."""
+        """Wait for the watches of commands that have ended: see `TurnCommands.settle`."""
         if self._commands is not None:
             await self._commands.settle()
             self._check()
@@ -222,7 +257,7 @@ def json_text(value: str | Mapping[str, Any]) -> str:
         return clean(value)
     try:
         return dumps(dict(value)).decode("ascii")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(f"this cannot be written as JSON: {error}") from None
 
 

@@ -1,7 +1,6 @@
 """A workspace: one directory, its sessions, its event hub, its open requests and its runs.
 
-The runs are performed by runner.py, the live messages kept by transcript.py, requests decided by
-dialogs.py. This file puts them together and holds what is left: sessions, and the order in which
+Holds what is not of runner.py, transcript.py or dialogs.py: sessions, and the order in which
 everything ends.
 """
 
@@ -10,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..clock import all_done, wait_at_most
 from ..errors import BadRequest, NotFound
-from ..store import files as file_rows, sessions as session_rows
+from ..store import sessions as session_rows
 from ..unique import new_id
+from .guards import tolerated
 from .runner import Runner
 from .tasks import OwnedTasks
 from .workspace_base import WorkspaceBase
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..agent.base import Agent
     from ..protocol.permissions import PermissionRule
-    from ..protocol.sessions import File, Session
+    from ..protocol.sessions import Session
     from ..protocol.workspaces import CreateWorkspace
     from ..wing import WorkspacePart
     from .runner import CancelResult
@@ -35,7 +34,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-END_SECONDS = 3.0  # for titles that are still being made
 TITLE_LENGTH = 1000  # characters: a title is a line in a list, not a document
 
 
@@ -80,16 +78,13 @@ class Workspace(WorkspaceBase):
         """Cancel all runs of a session, and what parts do in it."""
         canceled = self.runs.cancel(session_id)
         for part in self.parts:
-            try:
+            with tolerated(part):
                 part.session_canceled(session_id)
-            except Exception:  # the other parts are told all the same
-                log.exception("%s failed at the cancel of a session", type(part).__name__)
         return canceled
 
     def pending(self) -> list[object]:
         """The open requests that the stream shows: sent again to clients that join late."""
-        shown = self.permissions.on_stream()
-        return [*self.questions.listed(), *([shown] if shown is not None else [])]
+        return [*self.questions.listed(), *self.permissions.on_stream()]
 
     # Rules ---------------------------------------------------------------------------------------
 
@@ -99,8 +94,7 @@ class Workspace(WorkspaceBase):
         return any(part.keeps_rules for part in self.parts)
 
     async def keep_rule(self, rule: PermissionRule) -> None:
-        """Keep a rule of a session for good, for all sessions. If that fails it stays a rule of the
-        session, and the error is raised."""
+        """Keep a rule of a session for good, for all. If that raises, it stays the session's."""
         for part in self.parts:
             if part.keeps_rules:
                 await part.keep_rule(rule)
@@ -140,21 +134,6 @@ class Workspace(WorkspaceBase):
         self.hub.publish("updated", copy.copy(session))
         return self._with_busy(session)
 
-    async def files(self, session_id: str) -> list[File]:
-        """Every stored version of every file that a session changed."""
-        return await self.store.read(file_rows.list_files, session_id)
-
-    async def files_read(self, session_id: str) -> list[str]:
-        """The paths that a session has read, the last read first."""
-        return await self.store.read(file_rows.list_read, session_id)
-
-    async def mark_read(self, session_id: str, path: str) -> None:
-        await self.store.write(file_rows.mark_read, session_id, path, self.clock.now())
-
-    async def last_read(self, session_id: str, path: str) -> float | None:
-        """When a session has read a file; None if never."""
-        return await self.store.read(file_rows.last_read, session_id, path)
-
     async def delete_session(self, session_id: str) -> None:
         """Cancel, wait until nothing of it runs, then remove it with all it owns."""
         await self.carry_out(self._delete_session(session_id))
@@ -170,7 +149,6 @@ class Workspace(WorkspaceBase):
             gone = await self.store.write_durably(session_rows.delete_session, session_id)
         finally:
             for member in family:  # if it is gone, the store refuses its prompts from now on
-                self.runs.titles.forget(member)
                 self.runs.readmit(member)
         self.transcript.forget(gone)
         for member in gone:
@@ -182,17 +160,6 @@ class Workspace(WorkspaceBase):
     def _with_busy(self, session: Session) -> Session:
         session.is_busy = self.runs.busy(session.id)
         return session
-
-    def totals(self) -> Counter[str]:
-        """What only grows, to be added up over all workspaces."""
-        return Counter(
-            published=self.hub.current,
-            conflated=self.hub.conflated,
-            closed_slow=self.hub.closed_slow,
-            closed_failed=self.hub.failed,
-            abandoned=self.runs.abandoned,
-            **{outcome.value: number for outcome, number in self.runs.outcomes.items()},
-        )
 
     # The end -------------------------------------------------------------------------------------
 
@@ -208,7 +175,6 @@ class Workspace(WorkspaceBase):
         await self.runs.close()
         if not await all_done(self.clock, list(self._errands), self.settings.drain):
             log.error("workspace %s: a request was not carried out in time", self.path)
-        await self.runs.titles.tasks.end(END_SECONDS)
         for part in reversed(self.parts):
             await self._close_part(part)
         self.transcript.close()
@@ -216,17 +182,15 @@ class Workspace(WorkspaceBase):
         await self.runs.close_agents()
 
     async def _close_part(self, part: WorkspacePart) -> None:
-        """Close a part of a wing. One that does not close in time is cancelled and left behind: it
-        may ignore that, too."""
+        """Close a part. One that does not close in time is cancelled and left behind."""
         closing = asyncio.ensure_future(part.close())
         name = type(part).__name__
         if not await wait_at_most(self.clock, closing, self.settings.drain):
             closing.cancel()
             log.error("workspace %s: %s did not close in time", self.path, name)
         elif not closing.cancelled() and closing.exception() is not None:
-            log.error(
-                "workspace %s: %s did not close", self.path, name, exc_info=closing.exception()
-            )
+            why = closing.exception()
+            log.error("workspace %s: %s did not close", self.path, name, exc_info=why)
 
 
 def _checked(title: str) -> str:

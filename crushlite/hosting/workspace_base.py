@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..claims import Claims, Effect
     from ..clock import Clock
     from ..protocol.messages import Part
-    from ..protocol.permissions import PermissionRule
     from ..settings import Settings
     from ..store import Store
     from ..store.files import Change
@@ -79,7 +78,7 @@ class WorkspaceBase:
             clock=clock,
             interactive=interactive,
             policy=profile.allows,
-            kept=self._kept_rules,
+            kept=lambda: [rule for part in self.parts for rule in part.kept_rules()],
             unattended=unattended,
         )
         self.questions = Questions(
@@ -89,9 +88,6 @@ class WorkspaceBase:
             store=self.store, hub=self.hub, clock=clock, coalesce=settings.coalesce
         )
 
-    def _kept_rules(self) -> list[PermissionRule]:
-        return [rule for part in self.parts for rule in part.kept_rules()]
-
     async def insert_session(self, session_id: str, title: str, parent: str) -> Session:
         """Store a new session. To be published by the caller, if it still may."""
         now = int(self.clock.now())
@@ -100,8 +96,7 @@ class WorkspaceBase:
         return session
 
     async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:
-        """Keep versions of files in the session's history, and publish them. Before it awaits
-        anything, it calls `file_changed` of every part."""
+        """Tell every part of changes, at once; keep the versions of files, and publish them."""
         for change in changes:
             for part in self.parts:
                 part.file_changed(change)

@@ -40,12 +40,14 @@ class Family:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-def families(backend: Backend, vitals: Vitals, http: Statistics) -> Iterator[Family]:
+def families(
+    backend: Backend, vitals: Vitals, http: Statistics, totals: Counter[str]
+) -> Iterator[Family]:
     """All metrics of a daemon, as they are now."""
     yield from _of_daemon(vitals)
     yield from _of_workspaces(backend)
-    yield from _of_runs(backend)
-    yield from _of_events(backend)
+    yield from _of_runs(backend, totals)
+    yield from _of_events(backend, totals)
     yield from _of_server(http)
     yield from _of_process()
 
@@ -93,10 +95,9 @@ def _of_workspaces(backend: Backend) -> Iterator[Family]:
     yield Family("crushlite_endings_unsaved", "Ended runs not written yet.", backend.unsaved)
 
 
-def _of_runs(backend: Backend) -> Iterator[Family]:
+def _of_runs(backend: Backend, totals: Counter[str]) -> Iterator[Family]:
     open_ = backend.everything()
     live = Counter(state for workspace in open_ for _, state in workspace.runs.states())
-    totals = backend.totals()
     outcomes = {outcome.value: totals[outcome.value] for outcome in Outcome}
     yield Family(
         "crushlite_runs", "Runs that live.", {state: live[state] for state in LIVE_STATES}, "state"
@@ -109,8 +110,7 @@ def _of_runs(backend: Backend) -> Iterator[Family]:
     )
 
 
-def _of_events(backend: Backend) -> Iterator[Family]:
-    totals = backend.totals()
+def _of_events(backend: Backend, totals: Counter[str]) -> Iterator[Family]:
     queued = sum(workspace.hub.queued_bytes for workspace in backend.everything())
     closed = {"slow": totals["closed_slow"], "failed": totals["closed_failed"]}
     yield Family("crushlite_events_published_total", "Events published.", totals["published"])

@@ -8,7 +8,7 @@ and every one starts faster without.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..http.messages import Response
 from ..wing import Wing
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from ..api.context import Context
     from ..api.entry import Entry
     from ..clock import Clock
+    from ..hosting.workspace import Workspace
     from ..http.messages import Request
-    from ..wing import Ports
+    from ..wing import OpenWorkspace, Ports
+    from .totals import CountingPart, Totals
     from .watchdog import Vitals
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
@@ -40,6 +42,15 @@ class ReportsWing(Wing):
         from .watchdog import Vitals
 
         return Vitals(self._clock)
+
+    @cached_property
+    def totals(self) -> Totals:
+        from .totals import Totals
+
+        return Totals()
+
+    async def open(self, workspace: OpenWorkspace) -> CountingPart:
+        return self.totals.open(cast("Workspace", workspace))
 
     async def started(self, urls: Sequence[str]) -> None:
         self.vitals.begin()
@@ -86,5 +97,6 @@ class ReportsWing(Wing):
     async def metrics(self, context: Context, request: Request) -> Response:
         from .metrics import families, write
 
-        written = families(context.backend, self.vitals, context.statistics())
+        now = self.totals.now()
+        written = families(context.backend, self.vitals, context.statistics(), now)
         return Response(200, write(written), TEXT_FORMAT)

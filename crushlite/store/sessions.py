@@ -186,24 +186,19 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
     now: float,
 ) -> Session:
     """Save the usage of a step: the token counts replace those of the step before, as they show
-    how full the context is; the cost is added."""
+    how full the context is, unless they are zero, which means unknown; the cost is added."""
     check_usage(prompt_tokens, completion_tokens, cost_delta)
     return _update(
         conn,
         scope,
         sid,
-        "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, " + _ADD_COST,
+        "prompt_tokens = coalesce(nullif(:prompt_tokens, 0), prompt_tokens), completion_tokens = "
+        f"coalesce(nullif(:completion_tokens, 0), completion_tokens), {_ADD_COST}",
         now=now,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         cost=cost_delta,
     )
-
-
-def add_cost(conn: sqlite3.Connection, scope: str, sid: str, cost: float, now: float) -> Session:
-    """Add what was spent elsewhere for a session, in one of its children."""
-    check_usage(0, 0, cost)
-    return _update(conn, scope, sid, _ADD_COST, now=now, cost=cost)
 
 
 def set_todos(

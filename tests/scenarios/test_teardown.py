@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from crushlite.claims import Graces
 from crushlite.errors import WorkspaceClosing
+from crushlite.hosting.workspace import Workspace
 from crushlite.protocol.messages import Prompt
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
-from tests.support.prompts import PAIR, PromptTestCase, reach, shape, stubborn, until
+from tests.support.prompts import PAIR, PromptTestCase, shape, stubborn, until
 from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
 
 
-class Untiring:
-    """An agent whose title cannot be canceled, only let go."""
-
-    def __init__(self) -> None:
-        self.titling, self.let_go = asyncio.Event(), asyncio.Event()
-
-    async def run(self, turn: Turn) -> None:
-        await turn.say("hello")
-
-    async def title(self, text: str) -> str:
-        self.titling.set()
-        while not self.let_go.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await self.let_go.wait()
-        return ""
+async def hello(turn: Turn) -> None:
+    await turn.say("hello")
 
 
 class TeardownTests(PromptTestCase):
@@ -154,14 +142,20 @@ class TeardownTests(PromptTestCase):
     async def test_a_create_waits_for_the_teardown_at_its_path_only_as_long_as_the_drain(
         self,
     ) -> None:
-        agent = Untiring()
+        let_go, close = asyncio.Event(), Workspace.close
+
+        async def close_late(workspace: Workspace) -> None:
+            await let_go.wait()
+            await close(workspace)
+
+        self.enterContext(mock.patch.object(Workspace, "close", close_late))
+        self.addCleanup(let_go.set)
         settings = Settings(drain=0.1, graces=Graces(detach=0))
-        async with LocalDaemon(agent, settings=settings) as daemon:
+        async with LocalDaemon(hello, settings=settings) as daemon:
             anna = await daemon.join()
             session = await anna.session()
             await anna.prompt(session, "hello", run_id="one")
             await anna.events.wait_for("run_complete")
-            await reach(agent.titling)
             await anna.retire()
             ben = await daemon.join()
             self.assertTrue(daemon.backend._closing)  # the first one is still at it
@@ -169,6 +163,6 @@ class TeardownTests(PromptTestCase):
             self.assertEqual(await self.outcome(ben, "one"), "completed")
             await ben.prompt(session, "hello again", run_id="two")
             self.assertEqual(await self.outcome(ben, "two"), "completed")
-            agent.let_go.set()
+            let_go.set()
             await until(lambda: not daemon.backend._closing, "the first one has gone")
             self.assertEqual((await ben.call("GET", "/runs/two")).status, 200)

@@ -136,7 +136,7 @@ class CoalescingTests(Bench):
         self.transcript.delete(live)
         await self.clock.advance(2 * ROW_SECONDS)
         self.assertEqual(await self.rows(), [])
-        self.assertEqual(await self.transcript.messages(SESSION), [])
+        self.assertEqual(await self.seen(), [])
         self.assertEqual([event.action for event in self.hub.log], ["updated", "deleted"])
         self.assertEqual(self.clock.pending, 0)
 
@@ -155,7 +155,7 @@ class CoalescingTests(Bench):
         live = self.begin()
         self.transcript.say(live, "a")
         self.transcript.say(live, "b")
-        self.assertEqual([m.text for m in await self.transcript.messages(SESSION)], ["ab"])
+        self.assertEqual([m.text for m in await self.seen()], ["ab"])
         self.assertEqual([row.text for row in await self.rows()], [""])
 
     async def test_a_second_finish_is_seen_by_reads_before_its_row_is_written(self) -> None:
@@ -163,7 +163,7 @@ class CoalescingTests(Bench):
         self.transcript.finish(live, FinishPart("tool_use"))
         self.assertEqual([row.finish for row in await self.rows()], [FinishPart("tool_use")])
         self.transcript.finish(live, FinishPart("end_turn"), write=False)
-        (seen,) = await self.transcript.messages(SESSION)
+        (seen,) = await self.seen()
         self.assertEqual(seen.finish, FinishPart("end_turn"))
         await self.store.submit(self.transcript.saving([live]))
         self.transcript.saved([live])
@@ -265,7 +265,7 @@ class CoalescingTests(Bench):
         live = self.begin()
         self.transcript.finish(live, FinishPart("end_turn"))
         self.assertEqual(await self.rows(), [])
-        self.assertEqual(len(await self.transcript.messages(SESSION)), 1)
+        self.assertEqual(len(await self.seen()), 1)
         await self.execute("DROP TRIGGER full")
         await self.store.submit(self.transcript.saving([live]))
         self.transcript.saved([live])
@@ -313,7 +313,7 @@ class StructureTests(Bench):
         with self.assertLogs("crushlite.hosting.transcript"):
             self.transcript.create(draft("user", (TextPart("too late"), FinishPart("stop"))))
             await self.clock.settle()
-        self.assertEqual(await self.transcript.messages(SESSION), [])
+        self.assertEqual(await self.seen(), [])
         self.assertEqual(self.clock.pending, 0)  # nothing is going to try again
 
     @scenario(196)

@@ -188,7 +188,6 @@ CALLS: list[tuple[Any, ...]] = [
     ("sessions.rename_session", "", "s1", "title", 1.0),
     ("sessions.set_title", "", "s1", "title", 1.0, 1, 1, 0.5),
     ("sessions.save_usage", "", "s1", 1, 1, 0.5, 1.0),
-    ("sessions.add_cost", "", "s1", 0.5, 1.0),
     ("sessions.set_todos", "", "s1", [Todo("x")], 1.0),
     ("sessions.set_summary", "", "s1", "s1-1", 1, 1.0),
     ("sessions.child_ids", "", "s1"),

@@ -17,13 +17,13 @@ from crushlite.coder.providers.base import ModelStop, Text
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
 from crushlite.fake_model import End, FakeModel, Say
-from crushlite.hosting import turn_requests, workspace
-from crushlite.hosting.subturns import summarize_turn
+from crushlite.hosting import turn_requests
 from crushlite.hosting.turn import LiveTurn
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import FinishPart, Message, Prompt, TextPart
 from crushlite.shell import part as shell_part
 from crushlite.testing import LocalDaemon
+from crushlite.titles import part as titles_part
 from tests.support.agents import AgentTestCase
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.turns import SESSION, Bench
@@ -178,7 +178,7 @@ class CoderDaemonTestCase(BoundedTestCase):
         for module, name in (
             (turn_requests, "WATCH_SECONDS"),
             (shell_part, "END_SECONDS"),
-            (workspace, "END_SECONDS"),
+            (titles_part, "END_SECONDS"),
         ):
             self.enterContext(mock.patch.object(module, name, LIMIT / 2))
 
@@ -368,9 +368,7 @@ class CoderBench(Bench):
         fields = {"run_id": "run-1", "session_id": SESSION, "prompt": prompt, **order}
         asked = Prompt(**fields)
 
-        self.live = LiveTurn(
-            self.workspace, asked, Agent(agent), fold=fold, summarize=summarize_turn
-        )
+        self.live = LiveTurn(self.workspace, asked, Agent(agent), fold=fold)
         await agent.run(self.live)
         save_usage = self.live.saving_usage()
         if save_usage is not None:

@@ -16,6 +16,7 @@ from crushlite.hosting import workspace_base
 from crushlite.hosting.endings import Endings
 from crushlite.hosting.turn import LiveTurn
 from crushlite.hosting.workspace_base import WorkspaceBase
+from crushlite.protocol.codec import decode, loads
 from crushlite.protocol.config import SelectedModel
 from crushlite.protocol.messages import Message, Prompt
 from crushlite.protocol.sessions import Session
@@ -145,6 +146,11 @@ class Bench(BoundedTestCase):
         """The session's messages as the database holds them: what a restart would find."""
         await self.clock.settle()
         return await self.store.read(lambda c: message_rows.list_messages(c, SCOPE, SESSION))
+
+    async def seen(self) -> list[Message]:
+        """The session's messages as clients read them."""
+        listed = loads(b"[%b]" % b",".join(await self.transcript.messages_json(SESSION)))
+        return [decode(Message, message) for message in listed]
 
     async def execute(self, statement: str) -> None:
         """Change the database behind the package's back, for example with a trigger that fails."""

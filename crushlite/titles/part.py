@@ -1,4 +1,4 @@
-"""Titles: with an agent that can make titles, a session gets one after its first prompt, whatever
+"""With an agent that can make titles, a session gets one after its first prompt, whatever
 becomes of that prompt. It replaces the one that the session was made with, unless it is only the
 first words of the prompt.
 
@@ -13,36 +13,43 @@ from typing import TYPE_CHECKING
 
 from ..agent.base import Title
 from ..errors import CrushliteError
+from ..hosting.tasks import OwnedTasks
 from ..store import runs as run_rows, sessions as session_rows
-from .tasks import OwnedTasks
+from ..wing import WorkspacePart
 
 if TYPE_CHECKING:
-    from .turn import LiveTurn
-    from .workspace_base import WorkspaceBase
+    from ..hosting.turn import LiveTurn
+    from ..wing import OpenWorkspace
 
 log = logging.getLogger(__name__)
 
 TITLE_CHARS = 200
+END_SECONDS = 3.0  # for titles that are still being made when the workspace closes
 # Titles that clients give to a session before there is anything to name it after.
 PLACEHOLDERS = ("", "new session", "untitled session", "untitled", "non-interactive")
 PLAIN_TITLE_CHARS = 50  # of a prompt that is its own title
 
 
-class Titles:
-    def __init__(self, workspace: WorkspaceBase) -> None:
+class TitlesPart(WorkspacePart):
+    def __init__(self, workspace: OpenWorkspace) -> None:
         self.tasks = OwnedTasks()
         self._workspace = workspace
         self._asked: set[str] = set()  # sessions in which no later prompt can be the first
 
-    def begin(self, turn: LiveTurn, run_id: str, text: str) -> None:
-        """Called with every prompt that starts, or joins a turn."""
+    def prompt_started(self, turn: LiveTurn, run_id: str, text: str) -> None:
         if turn.agent.titles and text.strip() and turn.session_id not in self._asked:
             self._asked.add(turn.session_id)
             self.tasks.spawn(self._title(turn, run_id, text))
 
-    def forget(self, session_id: str) -> None:
-        """The session is deleted, or was about to be: then the store is asked once more."""
+    @property
+    def uses_agent(self) -> bool:  # type: ignore[override]
+        return bool(self.tasks)
+
+    def session_deleted(self, session_id: str) -> None:
         self._asked.discard(session_id)
+
+    async def close(self) -> None:
+        await self.tasks.end(END_SECONDS)
 
     async def _title(self, turn: LiveTurn, run_id: str, text: str) -> None:
         store, session_id = self._workspace.store, turn.session_id

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Usage
-from crushlite.errors import BadRequest, LimitReached
+from crushlite.errors import BadRequest, LimitReached, NotFound
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
@@ -332,3 +332,17 @@ class EndTests(ChildrenCase):
         results = [m for m in await self.anna.messages(self.session) if m["role"] == "tool"]
         texts = sorted(m["parts"][0]["data"]["content"] for m in results)
         self.assertEqual(texts, ["part 0", "part 1"])
+
+    async def test_without_the_wing_the_agent_is_told_so_and_goes_on(self) -> None:
+        async def agent(turn: Turn) -> None:
+            call = await turn.tool_call("agent", {"prompt": "x"})
+            with self.assertRaisesRegex(NotFound, "has no sub-agents"):
+                await turn.delegate(call, "x", agent)
+            await turn.tool_result(call, "none", is_error=True)
+            await turn.say("done without")
+
+        async with LocalDaemon(agent, wings=[]) as daemon:
+            anna = await daemon.join()
+            await anna.prompt(await anna.session())
+            done = await anna.events.wait_for("run_complete")
+            self.assertEqual((done["text"], done["error"]), ("done without", None))

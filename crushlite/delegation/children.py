@@ -1,12 +1,10 @@
-"""Turns below the turn of a run: sub-agents and summaries.
+"""The turns of sub-agents.
 
 An agent hands a part of its work to a sub-agent, which gets a session of its own: a child of the
 agent's session, with the id `<assistant message>$$<tool call>`, so that a client that shows the
 call finds the messages below it. It has no run: it lives inside the run of its parent, whose
 ending waits until it has ended, with all its records, but at most some seconds. After a kill of the
 daemon in between, the recovery of the parent's run ends it.
-
-A summary shortens a session: from then on it stands for all before it.
 """
 
 from __future__ import annotations
@@ -15,32 +13,24 @@ import asyncio
 import dataclasses
 import functools
 import hashlib
-import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
 from ..agent.base import Delegated
-from ..errors import CrushliteError, ProviderFailed
+from ..hosting.agents import run_agent
+from ..hosting.prompts import CHILD_MARK, explain
+from ..hosting.tasks import run_to_the_end
+from ..hosting.transcript import new_message
+from ..hosting.turn import LiveTurn, store_or_flush
 from ..protocol.ids import ID_LENGTH
 from ..protocol.messages import FinishPart, TextPart
 from ..protocol.runs import RunComplete
 from ..runs import Outcome
-from ..store import sessions as session_rows
-from .agents import run_agent
-from .prompts import CHILD_MARK, Failure, explain
-from .tasks import run_to_the_end
-from .transcript import new_message
-from .turn import LiveTurn
 
 if TYPE_CHECKING:
     from ..agent.base import Agent
+    from ..hosting.prompts import Failure
     from ..protocol.messages import Prompt, ToolCallPart
-    from ..protocol.sessions import Session
-    from ..store import Connection
-    from .limits import RunLimits
-    from .workspace_base import WorkspaceBase
-
-log = logging.getLogger(__name__)
 
 TITLE_CHARS = 50
 SHOWN_CALLS = 20  # the last ones, while the sub-agent works
@@ -51,7 +41,7 @@ class ChildTurn(LiveTurn):
     """The turn of a sub-agent. Its tool calls are shown as the output of the parent's call."""
 
     def __init__(self, parent: LiveTurn, call_id: str, request: Prompt, agent: Agent) -> None:
-        super().__init__(parent.workspace, request, agent, summarize=summarize_turn, parent=parent)
+        super().__init__(parent.workspace, request, agent, parent=parent)
         self._show = functools.partial(parent.progress, call_id)
         self._shown: deque[str] = deque(maxlen=SHOWN_CALLS)
         self._ending: asyncio.Task[None] | None = None
@@ -71,7 +61,7 @@ class ChildTurn(LiveTurn):
     async def _end(self, outcome: Outcome, failure: Failure | None) -> None:
         await self.end_commands()
         self.close(outcome, failure)
-        await _store_or_flush(self)
+        await store_or_flush(self)
         last = self.last.message
         self.workspace.hub.publish(
             "updated",
@@ -102,7 +92,9 @@ async def run_child(
     )
     child = ChildTurn(parent, call_id, request, agent)
     session = await workspace.insert_session(session_id, title, parent.session_id)
-    parent.add_child(child)  # raises TurnOver if the turn has ended meanwhile: nothing is published
+    parent.add_child(
+        child.end
+    )  # raises TurnOver if the turn has ended meanwhile: nothing is published
     workspace.hub.publish("created", session)
     parts = (TextPart(prompt), FinishPart("stop"))
     asked = new_message("user", session_id, parts, workspace.clock.now())
@@ -119,7 +111,7 @@ async def run_child(
         raise
     finally:
         await run_to_the_end(child.end(outcome, failure))
-        parent.children.discard(child)
+        parent.children.discard(child.end)
     return Delegated(child.last.message.text, child.denied)
 
 
@@ -129,76 +121,3 @@ def _child_id(message_id: str, call_id: str) -> str:
     if "\0" in call_id or len(message_id) + len(call_id) > ID_LENGTH - len(CHILD_MARK):
         call_id = hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:32]
     return f"{message_id}{CHILD_MARK}{call_id}"
-
-
-# Summaries --------------------------------------------------------------------------------------
-
-
-async def write_summary(
-    workspace: WorkspaceBase, request: Prompt, agent: Agent, parent: LiveTurn | None = None
-) -> RunLimits:
-    """Let the agent summarize a session; returns what that has used. A summary that was canceled is
-    removed again; one that failed stays, with its error, but counts for nothing. `parent` as for a
-    LiveTurn."""
-    turn = LiveTurn(workspace, request, agent, is_summary=True, parent=parent)
-    writing = asyncio.ensure_future(agent.summarize(turn))
-
-    def cancel() -> None:
-        turn.discard()  # now, not when the agent lets go: it may ignore its cancellation for ever
-        writing.cancel()
-
-    try:
-        await run_to_the_end(writing, cancel)
-    except Exception as error:
-        turn.close(Outcome.FAILED, Failure("The summary failed", str(error)))
-        await run_to_the_end(_store_or_flush(turn))
-        raise
-    if not turn.said:
-        turn.discard()
-        raise ProviderFailed("the model gave no summary")
-    turn.close(Outcome.COMPLETED, None)
-    # Streams have seen it end: it counts, also if a cancel comes while it is being stored.
-    try:
-        await run_to_the_end(_store(turn, summary_id=turn.last.message.id))
-    except CrushliteError:
-        turn.discard()  # a summary that counts for nothing would only be in the way
-        raise
-    return turn.limits
-
-
-async def summarize_turn(turn: LiveTurn) -> None:
-    """Summarize the conversation of a turn, within it: what that uses counts for its run."""
-    if turn.agent.summarizes:
-        used = await write_summary(turn.workspace, turn.request, turn.agent, turn.parent)
-        if used is not turn.limits:
-            turn.limits.count_all(used)
-
-
-async def _store_or_flush(turn: LiveTurn) -> None:
-    """Store a turn that is closed. If that fails, it is stored as soon as anything can be."""
-    try:
-        await _store(turn)
-    except CrushliteError as error:
-        log.warning("session %s: its messages are not stored yet: %s", turn.session_id, error)
-        for message in turn.messages:
-            turn.workspace.transcript.flush(message)
-
-
-async def _store(turn: LiveTurn, summary_id: str = "") -> None:
-    """Write the messages of a turn that is closed, and publish its session. With `summary_id`, this
-    message stands for all before it from now on. Raises CrushliteError."""
-    workspace, session_id = turn.workspace, turn.session_id
-    save, now = workspace.transcript.saving(turn.messages), workspace.clock.now()
-    tokens = turn.spent.completion_tokens
-
-    def work(conn: Connection, scope: str) -> Session:
-        session_rows.require_session(conn, scope, session_id)
-        save(conn)
-        if summary_id:
-            return session_rows.set_summary(conn, scope, session_id, summary_id, tokens, now)
-        return session_rows.get_session(conn, scope, session_id)
-
-    write = workspace.store.write_durably if summary_id else workspace.store.write
-    session = await write(work)
-    workspace.transcript.saved(turn.messages)
-    workspace.hub.publish("updated", session)

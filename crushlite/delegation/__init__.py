@@ -1,0 +1,1 @@
+"""Sub-agents: `Turn.delegate` for every agent."""

@@ -1,0 +1,1 @@
+"""Titles of sessions, made by agents that can make them."""
