@@ -40,7 +40,6 @@ from .listen import (
     default_path,
     default_socket,
     directory_lock,
-    left_behind_ports,
     listen,
     parse_address,
     private_directory,
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from .agent.base import AgentFactory
     from .clock import Clock
     from .store import Store, Stores
-    from .wing import Setup, Wing
+    from .wing import Wing
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +114,13 @@ class Daemon:
         self._given_stores = stores
         factory = agents or agent_factory(agent)
         setups = (wing.setup(factory, self.settings) for wing in self.wings)
+        setup = next(filter(None, setups), None)
+        if setup is None:
+            from .hosting.plain import PlainSetup
+
+            setup = PlainSetup(factory)
         self.backend = Backend(
-            setup=next(filter(None, setups), None) or _plain_setup(factory),
+            setup=setup,
             clock=self.clock,
             settings=self.settings,
             stores=lambda: self._stores,
@@ -283,7 +287,8 @@ class Daemon:
             if len(self.addresses) >= PORTS:
                 raise UsageError(f"{PORTS} addresses are served already: use one of their ports")
             # In a thread: a daemon that starts beside us may hold the directory for a moment.
-            listener = await asyncio.to_thread(self._listen_again, port)
+            wanted = Address(host="127.0.0.1", port=port)
+            listener = await asyncio.to_thread(self._listen, wanted)
             if self._stopping is not None:
                 listener.release()
                 self._remove_files()
@@ -292,14 +297,6 @@ class Daemon:
             await self.server.listen(listener.sock)
             log.info("listening on %s", listener.address.url)
             return listener.address.http_url, listener.address.port
-
-    def _listen_again(self, port: int) -> Listener:
-        """Any port: best one that a killed daemon had, where pages may still be open."""
-        if not port and self._auth == "token":
-            for left in left_behind_ports(default_socket().parent):
-                with contextlib.suppress(UsageError):  # another process has it by now
-                    return self._listen(Address(host="127.0.0.1", port=left))
-        return self._listen(Address(host="127.0.0.1", port=port))
 
     def token_of(self, port: int) -> str:
         token = self.tokens.get(port)
@@ -363,12 +360,6 @@ class Daemon:
     def _signaled(self, number: int) -> None:
         log.info("received %s", signal.Signals(number).name)
         self.backend.leaving.set()
-
-
-def _plain_setup(factory: AgentFactory) -> Setup:
-    from .hosting.plain import PlainSetup
-
-    return PlainSetup(factory)
 
 
 def _write_addresses(daemon: Daemon) -> None:
