@@ -153,6 +153,24 @@ class McpState:
     last_lines: str = omitted()
 
 
+# Commands that a person types --------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ShellCommand:
+    """Body of the shell route. The session in the path counts, not the one in here."""
+
+    session_id: str = ""
+    command: str = ""
+    term_width: int = 0
+
+
+@dataclass(slots=True)
+class ShellAnswer:
+    output: str
+    exit_code: int
+
+
 # The changes of runs to files, and undoing them ---------------------------------------------------
 
 

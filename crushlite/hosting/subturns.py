@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from ..agent.base import Delegated
 from ..errors import CrushliteError, ProviderFailed
-from ..protocol.ids import ID_LENGTH
 from ..protocol.messages import FinishPart, TextPart
 from ..protocol.runs import RunComplete
+from ..protocol.sessions import ID_LENGTH
 from ..runs import Outcome
 from ..store import sessions as session_rows
 from .agents import run_agent

@@ -36,6 +36,8 @@ from crushlite.features.wire import (
     RunChanges,
     SessionAgent,
     SetValue,
+    ShellAnswer,
+    ShellCommand,
     UndoAnswer,
     UndoRequest,
     UsedServers,
@@ -102,15 +104,7 @@ from crushlite.protocol.runs import (
     RunComplete,
     RunInfo,
 )
-from crushlite.protocol.sessions import (
-    CurrentSession,
-    File,
-    FileRead,
-    Session,
-    ShellAnswer,
-    ShellCommand,
-    Todo,
-)
+from crushlite.protocol.sessions import CurrentSession, File, FileRead, Session, Todo
 from crushlite.protocol.workspaces import Control, CreateWorkspace, Space, VersionInfo, Workspace
 from crushlite.skills.wire import SkillContent, SkillInfo, SkillSummary
 from tests.support.wire import wire_classes
