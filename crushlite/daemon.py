@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .agent.base import AgentFactory
     from .clock import Clock
     from .store import Store, Stores
-    from .wing import Wing
+    from .wing import Setup, Wing
 
 log = logging.getLogger(__name__)
 
@@ -113,14 +113,8 @@ class Daemon:
         self.wings = standard_wings() if wings is None else list(wings)
         self._given_stores = stores
         factory = agents or agent_factory(agent)
-        setups = (wing.setup(factory, self.settings) for wing in self.wings)
-        setup = next(filter(None, setups), None)
-        if setup is None:
-            from .hosting.plain import PlainSetup
-
-            setup = PlainSetup(factory)
         self.backend = Backend(
-            setup=setup,
+            setup=_setup(self.wings, factory, self.settings),
             clock=self.clock,
             settings=self.settings,
             stores=lambda: self._stores,
@@ -360,6 +354,16 @@ class Daemon:
     def _signaled(self, number: int) -> None:
         log.info("received %s", signal.Signals(number).name)
         self.backend.leaving.set()
+
+
+def _setup(wings: Sequence[Wing], factory: AgentFactory, settings: Settings) -> Setup:
+    """How workspaces are set up: as the first wing that has an answer says."""
+    for wing in wings:
+        if (setup := wing.setup(factory, settings)) is not None:
+            return setup
+    from .hosting.plain import PlainSetup
+
+    return PlainSetup(factory)
 
 
 def _write_addresses(daemon: Daemon) -> None:

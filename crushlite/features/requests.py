@@ -9,9 +9,9 @@ from ..client.wire import readable, route
 from ..errors import CrushliteError, NotFound
 from ..protocol.codec import decode, dumps, encode, loads
 from ..protocol.config import ModelChoice
-from ..protocol.features import CommandInfo
 from .wire import (
     ChangedRun,
+    CommandInfo,
     ExpandCommand,
     ExpandedCommand,
     Health,

@@ -20,6 +20,8 @@ from crushlite.features.wire import (
     ChangedRun,
     Check,
     ClientServer,
+    CommandArgument,
+    CommandInfo,
     CompactMode,
     ExpandCommand,
     ExpandedCommand,
@@ -52,8 +54,6 @@ from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encod
 from crushlite.protocol.config import AgentInfo, AgentInit, Model, ModelChoice, SelectedModel
 from crushlite.protocol.events import ConfigChanged, Envelope, Resync
 from crushlite.protocol.features import (
-    CommandArgument,
-    CommandInfo,
     LSPEvent,
     McpEvent,
     SkillsEvent,
