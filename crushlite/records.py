@@ -5,7 +5,7 @@ the 170 classes that a daemon imports this took a quarter of its start. This one
 class with its `__slots__`. The first construction of an instance, or the first look at
 `__dataclass_fields__` (by `dataclasses.fields`, `is_dataclass` and the like), adds the rest, of
 which only `__init__` is compiled. From then on there is no difference. Classes that can be ordered,
-and those with options for single parameters of `__init__`, need the standard decorator.
+and those with fields that are no parameters of `__init__`, need the standard decorator.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class _Pending:
 
     def prepare(self, cls: type) -> type:
         """Return a copy of the class that has `__slots__`, and completes itself when used."""
-        self._written = namespace = dict(cls.__dict__)
+        self._written = dict(cls.__dict__)
         inherited = {name for base in cls.__mro__[1:] for name in getattr(base, "__slots__", ())}
         names = self._names()
         left_out = {*names, "__dict__", "__weakref__"}
-        namespace = {name: value for name, value in namespace.items() if name not in left_out}
+        namespace = {name: value for name, value in cls.__dict__.items() if name not in left_out}
 
         def construct(instance: Any, *args: object, **kwargs: object) -> None:
             self._complete()
@@ -130,17 +130,17 @@ class _Pending:
         if field.default.__class__.__hash__ is None:
             raise ValueError(f"{name} has a default that can be changed: use default_factory")
         field.name, field.type = name, self._written["__annotations__"][name]
-        is_special = field.type.startswith(("KW_ONLY", "InitVar", "dataclasses."))
-        own_kind = field.kw_only not in (dataclasses.MISSING, self._options.kw_only)
-        if is_special or own_kind or not field.init:
-            raise TypeError(f"{name} has options of its own: use the standard decorator")
-        field.kw_only, field._field_type = self._options.kw_only, _FIELD
+        if field.type.startswith(("KW_ONLY", "InitVar", "dataclasses.")) or not field.init:
+            raise TypeError(f"{name} is no plain field: use the standard decorator")
+        if field.kw_only is dataclasses.MISSING:
+            field.kw_only = self._options.kw_only
+        field._field_type = _FIELD
         return field  # type: ignore[no-any-return]
 
     def _methods(self, fields: Fields) -> dict[str, Any]:
         """What the standard decorator would add besides `__init__`."""
-        kw_only = self._options.kw_only
-        made: dict[str, Any] = {"__match_args__": () if kw_only else tuple(fields)}
+        positional = [name for name in fields if not fields[name].kw_only]
+        made: dict[str, Any] = {"__match_args__": tuple(positional)}
         if self._options.repr:
             made["__repr__"] = _repr_method([name for name in fields if fields[name].repr])
         if self._options.eq:
@@ -156,10 +156,10 @@ def _init_method(cls: type, fields: Fields, options: SimpleNamespace) -> Callabl
     """An `__init__` as the standard decorator makes it, without annotations."""
     missing, parameters, lines = dataclasses.MISSING, ["self"], []
     scope: dict[str, Any] = {"_set": object.__setattr__, "_missing": missing}
-    if options.kw_only:
-        parameters.append("*")
-    for name, field in fields.items():
+    for name, field in sorted(fields.items(), key=lambda each: bool(each[1].kw_only)):
         value = name
+        if field.kw_only and "*" not in parameters:
+            parameters.append("*")
         if field.default is not missing:
             scope[f"_default_{name}"] = field.default
             parameters.append(f"{name}=_default_{name}")

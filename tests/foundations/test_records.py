@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import itertools
 import pickle
 import sys
 import threading
@@ -159,10 +160,12 @@ class RecordTests(unittest.TestCase):
         self.assertFalse(records.is_record(fresh()(1)))
 
     def test_parameters_are_as_the_standard_decorator_makes_them(self) -> None:
-        def of(own: Any, kw_only: bool) -> Any:
+        def of(own: Any, kw_only: bool, odd: bool) -> Any:
             class Record:
                 first: int
-                second: list[int] = own.field(default_factory=list)
+                second: list[int] = own.field(
+                    default_factory=list, **({"kw_only": True} if odd else {})
+                )
                 third: Any = own.field(default=3)
 
             return own.dataclass(slots=True, kw_only=kw_only)(Record)
@@ -170,10 +173,10 @@ class RecordTests(unittest.TestCase):
         class Ours:
             dataclass, field = staticmethod(dataclass), staticmethod(field)
 
-        for kw_only in (False, True):
-            with self.subTest(kw_only=kw_only):
+        for kw_only, odd in itertools.product((False, True), (False, True)):
+            with self.subTest(kw_only=kw_only, odd=odd):
                 looks: list[list[object]] = []
-                for cls in (of(Ours, kw_only), of(dataclasses, kw_only)):
+                for cls in (of(Ours, kw_only, odd), of(dataclasses, kw_only, odd)):
                     looks.append([repr(cls(first=1)), repr(cls(second=None, first=2))])
                     for wrong in ((), (1, 2, 3, 4)):
                         with self.assertRaises(TypeError) as raised:
@@ -219,7 +222,7 @@ class RecordTests(unittest.TestCase):
             first: list[int] = []
 
         class Special:
-            first: int = field(default=1, kw_only=True)
+            first: int = field(default=1, init=False)
 
         class Initial:
             first: InitVar[int]
