@@ -40,7 +40,6 @@ from .listen import (
     default_path,
     default_socket,
     directory_lock,
-    left_behind_ports,
     listen,
     parse_address,
     private_directory,
@@ -114,9 +113,8 @@ class Daemon:
         self.wings = standard_wings() if wings is None else list(wings)
         self._given_stores = stores
         factory = agents or agent_factory(agent)
-        setups = (wing.setup(factory, self.settings) for wing in self.wings)
         self.backend = Backend(
-            setup=next(filter(None, setups), None) or _plain_setup(factory),
+            setup=_setup(self.wings, factory, self.settings),
             clock=self.clock,
             settings=self.settings,
             stores=lambda: self._stores,
@@ -283,7 +281,8 @@ class Daemon:
             if len(self.addresses) >= PORTS:
                 raise UsageError(f"{PORTS} addresses are served already: use one of their ports")
             # In a thread: a daemon that starts beside us may hold the directory for a moment.
-            listener = await asyncio.to_thread(self._listen_again, port)
+            wanted = Address(host="127.0.0.1", port=port)
+            listener = await asyncio.to_thread(self._listen, wanted)
             if self._stopping is not None:
                 listener.release()
                 self._remove_files()
@@ -292,14 +291,6 @@ class Daemon:
             await self.server.listen(listener.sock)
             log.info("listening on %s", listener.address.url)
             return listener.address.http_url, listener.address.port
-
-    def _listen_again(self, port: int) -> Listener:
-        """Any port: best one that a killed daemon had, where pages may still be open."""
-        if not port and self._auth == "token":
-            for left in left_behind_ports(default_socket().parent):
-                with contextlib.suppress(UsageError):  # another process has it by now
-                    return self._listen(Address(host="127.0.0.1", port=left))
-        return self._listen(Address(host="127.0.0.1", port=port))
 
     def token_of(self, port: int) -> str:
         token = self.tokens.get(port)
@@ -365,7 +356,11 @@ class Daemon:
         self.backend.leaving.set()
 
 
-def _plain_setup(factory: AgentFactory) -> Setup:
+def _setup(wings: Sequence[Wing], factory: AgentFactory, settings: Settings) -> Setup:
+    """How workspaces are set up: as the first wing that has an answer says."""
+    for wing in wings:
+        if (setup := wing.setup(factory, settings)) is not None:
+            return setup
     from .hosting.plain import PlainSetup
 
     return PlainSetup(factory)

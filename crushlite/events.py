@@ -19,7 +19,8 @@ Linear streams get growth as what was appended. That continues what they have, b
 with the growing messages as they are then, and get every event after that in order; where growth
 was skipped for them, what is sent in its place begins where the skipped one did.
 
-Everything here is synchronous and belongs to one event loop. Independent of HTTP, of runs, and of
+Everything here is synchronous and belongs to one event loop. Knows nothing of HTTP but what a
+stream writes to (ByteSink, which must not call back into the hub), nothing of runs, and nothing of
 what the payloads mean, apart from a message having an id.
 """
 
@@ -28,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from .backlog import Backlog, Event, LinearBacklog
 from .errors import IllegalCall
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .clock import Clock, Timer
+    from .http.messages import ByteSink
 
 _CHUNK = 256 * 1024  # most bytes per write: a queued event can still be conflated, a sent one not
 _STALL_CHECKS = 4  # checks of a paused sink per stall period
@@ -51,26 +53,6 @@ _EARLY = 0.001  # an event loop may fire a timer this much before its time
 _COMMENT = b": keep-alive\n\n"
 _GROWING = 1024  # growing messages that are remembered: more than there are runs
 _ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,18})", re.ASCII)
-
-
-class Sink(Protocol):
-    """The connection of a stream. No method may call back into the hub: the connection calls the
-    subscriber's `closed` later, from the loop."""
-
-    def write(self, data: bytes) -> None: ...
-
-    @property
-    def writable(self) -> bool:
-        """False from the moment the transport asks to pause until it calls `resumed`."""
-
-    @property
-    def buffered(self) -> int:
-        """Bytes written and not yet taken by the socket."""
-
-    def close(self) -> None:
-        """Send what was written, then FIN."""
-
-    def abort(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +104,7 @@ class Subscriber(asyncio.Queue[Event | None]):
         self._tagged = group is not hub.base
         self.closed_reason = ""
         self.when_closed: Callable[[], object] | None = None
-        self.sink: Sink | None = None
+        self.sink: ByteSink | None = None
         self._first_id = first_id  # the id line that a stream begins with, until it is written
         self.conflated = 0  # growth that was skipped
         # For a stream that waits: the next check of its socket. Else: the next keep-alive comment.
@@ -202,7 +184,7 @@ class Subscriber(asyncio.Queue[Event | None]):
 
     # Called by the connection of a stream.
 
-    def opened(self, sink: Sink) -> None:
+    def opened(self, sink: ByteSink) -> None:
         """The response head was written: the sink takes events from now on."""
         self._hub.flush()
         self.sink = sink
@@ -258,7 +240,7 @@ class Subscriber(asyncio.Queue[Event | None]):
 
     # Inside.
 
-    def _drain(self, sink: Sink) -> None:
+    def _drain(self, sink: ByteSink) -> None:
         """Write what is queued while the sink takes it, then enter the group that fits."""
         backlog, chunk = self._queue, self._hub.chunk
         while (backlog.entries or self._first_id) and sink.writable:
@@ -279,13 +261,13 @@ class Subscriber(asyncio.Queue[Event | None]):
                 self.exempt(size)
         self._regroup(sink)
 
-    def _send(self, sink: Sink, data: bytes) -> None:
+    def _send(self, sink: ByteSink, data: bytes) -> None:
         try:
             sink.write(data)
         except Exception as error:  # noqa: BLE001 - only this stream ends
             self.fail(error)
 
-    def _regroup(self, sink: Sink) -> None:
+    def _regroup(self, sink: ByteSink) -> None:
         if self._queue.entries or self._first_id:
             self._start_watch()
         elif self.closed_reason:
@@ -338,7 +320,7 @@ class Subscriber(asyncio.Queue[Event | None]):
             self._queue.clear()
             sink.abort()
 
-    def _detach(self) -> Sink | None:
+    def _detach(self) -> ByteSink | None:
         """Cancel the timer, and forget and return the sink."""
         self._arm(None, self._watch)
         sink, self.sink = self.sink, None
@@ -575,8 +557,3 @@ class Hub:
     def subscribers(self) -> list[Subscriber]:
         """The open streams and the consumers in this process."""
         return [*self.base, *self.tagged, *self.linear, *self.waiting]
-
-    @property
-    def queued_bytes(self) -> int:
-        """What waits for all subscribers, in their queues and in their transports."""
-        return sum(each.backlog.bytes + each.buffered for each in self.subscribers())

@@ -115,8 +115,7 @@ async def joined(wanted: Wanted) -> AsyncIterator[RemoteWorkspace]:
 
 
 async def goodbye(client: Client) -> None:
-    """Tell the daemon that a client leaves, so that it does not wait for it to come back. A daemon
-    that does not answer is no error."""
+    """Tell the daemon that a client leaves and will not come back. No answer is no error."""
     try:
         async with asyncio.timeout(GOODBYE_SECONDS):
             await client.retire()
@@ -157,36 +156,24 @@ async def ensure_daemon(wanted: Wanted) -> str:
         return address
     parse_address(address)
     state, info = await _asked(address, Client.version)  # which shows that it is alive, too
-    if state == "refused":
-        state = await _probe(address)
     if state != "alive" or (info is not None and await _asked_to_leave(address, info, wanted)):
         await _start(address, "absent" if state == "alive" else state, wanted)
     return address
 
 
-async def _probe(address: str) -> Probe:
-    """Whether a daemon at an address answers that it is well."""
-    state, _ = await _asked(address, Client.health)
-    return "silent" if state == "refused" else state
-
-
 async def _asked(
     address: str, question: Callable[[Client], Awaitable[T]]
-) -> tuple[Probe | Literal["refused"], T | None]:
-    """Ask a daemon, if one is there, and return its answer if it gives one. Only a refused
-    connection means that none is there: a daemon that accepts one and does not answer may be busy,
-    or leaving."""
+) -> tuple[Probe, T | None]:
+    """Ask a daemon, if one is there, and return its answer if it gives one. One that accepts the
+    connection and does not answer is `silent`: it may be busy, or leaving."""
     try:
         async with Client(address) as client, asyncio.timeout(PROBE_SECONDS):
             return "alive", await question(client)
     except WrongPeer:
         raise
-    except ConnectionFailed as error:
-        return "silent" if error.reached else "absent", None
-    except TimeoutError:
-        return "silent", None
-    except CrushliteError:
-        return "refused", None
+    except (CrushliteError, TimeoutError) as error:
+        unreached = isinstance(error, ConnectionFailed) and not error.reached
+        return "absent" if unreached else "silent", None
 
 
 async def _asked_to_leave(address: str, info: VersionInfo, wanted: Wanted) -> bool:
@@ -247,13 +234,13 @@ async def _start(address: str, state: Probe, wanted: Wanted) -> None:
                 starter.spawn()
             elif state == "absent" and starter.locked is None and starter.lock():
                 # The client that held the lock before may have started one: probe before spawning.
-                state = await _probe(address)
+                state, _ = await _asked(address, Client.health)
                 continue
             elif not starter.spawned and not waiting:
                 waiting = True
                 wanted.say(f"waiting for the daemon at {address}")
             await clock.sleep(ATTEMPT_SECONDS)
-            state = await _probe(address)
+            state, _ = await _asked(address, Client.health)
 
 
 def log_path(address: str) -> Path:
@@ -330,8 +317,7 @@ class _Starter:
             os.close(log)
 
     def check(self, state: Probe) -> None:
-        """Raise CrushliteError if the process has ended, unless another daemon is there: then it
-        ended because of that one."""
+        """Raise CrushliteError if the process has ended, and not because of another daemon."""
         if self.spawned and state == "absent" and (code := self.spawned.poll()) is not None:
             error = self.failure(f"ended with exit code {code}")
             error.exit_code = code if code in range(2, 7) else 1  # those that have a meaning
@@ -376,8 +362,7 @@ def _environment() -> dict[str, str]:
 
 async def join(wanted: Wanted) -> RemoteWorkspace:
     """Open the workspace, in a daemon that is found or started. The caller closes the client of the
-    workspace. A daemon may decide to leave after it was found and before it is asked: then its
-    successor is asked."""
+    workspace. If the daemon leaves before it is asked, its successor is asked."""
     clock, tries, said = wanted.clock, TRIES, ""
     patience = clock.time() + HANDOVER_SECONDS
     while True:
@@ -422,8 +407,7 @@ def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
 
 
 async def _until_gone(address: str, socket: tuple[int, int, int] | None, clock: Clock) -> None:
-    """Wait until the socket of a leaving daemon is gone or replaced, at most as long as a start
-    may take."""
+    """Wait until the socket of a leaving daemon is gone or replaced, at most `ready_seconds`."""
     deadline = clock.time() + ready_seconds()
     while socket is not None and _identity(address) == socket:
         if clock.time() > deadline:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import socket
 import stat
 import time
@@ -272,13 +271,6 @@ class TokenFile:
         with contextlib.suppress(FileNotFoundError):
             if _identity(self.path.stat()) == self._made:
                 self.path.unlink()
-
-
-def left_behind_ports(directory: Path) -> list[int]:
-    """The ports whose token files are there, the newest first: of daemons that were killed."""
-    files = sorted(directory.glob("tcp-*.token"), key=lambda path: path.lstat().st_mtime_ns)
-    found = (re.fullmatch(r"tcp-(\d{1,5})\.token", path.name) for path in reversed(files))
-    return [int(match[1]) for match in found if match]
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -185,10 +185,6 @@ class Runs:
         self._dropped: set[str] = set()  # sessions that accept nothing any more
         self.closed = False
 
-    def __repr__(self) -> str:
-        closed = " closed" * self.closed
-        return f"<Runs live={len(self.live())} sessions={len(self._lines)}{closed}>"
-
     # What is derived -----------------------------------------------------------------------------
 
     def live(self, session_id: str | None = None) -> list[Run]:
@@ -245,8 +241,7 @@ class Runs:
         return run
 
     def durable(self, run: Run) -> list[Effect]:
-        """The run's row is committed (a summary has none): it is promised and will end exactly
-        once."""
+        """The run's row is committed (a summary has none): it is promised, and ends once."""
         self._require(run, run.state is RunState.ACCEPTED and not run.durable, "durable")
         effects: list[Effect] = []
         run.durable = True
@@ -340,8 +335,8 @@ class Runs:
         return self.cancel(session_id).effects
 
     def readmit(self, session_id: str) -> None:
-        """The deletion is over. If it failed the session takes prompts again; if it succeeded the
-        store refuses them."""
+        """The deletion is over: if it failed the session takes prompts again, else the store
+        refuses them."""
         self._dropped.discard(session_id)
 
     def close(self) -> list[Effect]:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from .clock import Clock
     from .events import Hub
     from .protocol.config import AgentInfo, SelectedModel
-    from .protocol.features import CommandInfo
     from .protocol.messages import Part
     from .protocol.permissions import PermissionRequest, PermissionRule
     from .settings import Settings
@@ -163,17 +162,6 @@ class TurnCommands(Protocol):
         is dead and its watches are done, at the latest after some seconds."""
 
 
-class OfferedCommand(Protocol):
-    """A prompt that users can send by a name, with arguments."""
-
-    @property
-    def info(self) -> CommandInfo: ...
-
-    async def expand(self, arguments: Mapping[str, str], text: str) -> str:
-        """The prompt, with the values of its arguments: only those it has, all that are required.
-        `text` is what was typed behind a command without arguments. Raises CrushliteError."""
-
-
 class WorkspacePart:
     """What a wing keeps for one workspace. Every method has a default that does nothing."""
 
@@ -262,9 +250,9 @@ class WorkspacePart:
         it to go on. `again`: it has gone on like this before in this turn."""
         return None
 
-    async def commands(self) -> Sequence[OfferedCommand]:
-        """Commands for the users of the workspace: see `W/commands`. Must not wait for what may be
-        slow. Of two with the same name the later gets its id for a name."""
+    async def commands(self) -> Sequence[Any]:
+        """Commands for the users of the workspace: each is an OfferedCommand (features/wire.py).
+        Must not wait for what may be slow. Of two with one name the later has its id for a name."""
         return ()
 
     # Rules: what users have allowed for good. A part that keeps them says so.

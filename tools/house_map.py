@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "the wire": ("protocol",),
     "the machines": ("runs", "claims", "settings"),
-    "what everything stands on": ("backlog", "events", "store", "http"),
+    "what everything stands on": ("http", "backlog", "events", "store"),
     "contracts": ("agent", "api.entry", "wing"),
     "hosting": ("hosting",),
     "doors": ("api", "client", "listen", "bounded_exit", "wings"),

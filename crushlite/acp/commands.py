@@ -10,7 +10,7 @@ from ..features import requests
 
 if TYPE_CHECKING:
     from ..client import RemoteWorkspace
-    from ..protocol.features import CommandInfo
+    from ..features.wire import CommandInfo
 
 MOST = 500
 _COMMAND = re.compile(r"/([^\s/]\S{0,199})(?:\s+(.*))?\Z", re.DOTALL)

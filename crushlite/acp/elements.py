@@ -4,7 +4,6 @@ length."""
 from __future__ import annotations
 
 import codecs
-import contextlib
 import itertools
 import json
 import re
@@ -35,8 +34,7 @@ async def each_message(
     elements = ElementReader()
     ahead: list[bytes] = []
     size = 0
-    opened = workspace.wire.pieces("GET", target, seconds=ANSWER)
-    async with contextlib.aclosing(opened) as pieces:
+    async with workspace.wire.stream("GET", target, idle_timeout=ANSWER) as pieces:
         async for piece in pieces:
             ahead.append(piece)
             size += len(piece)

@@ -373,9 +373,8 @@ class Turn(Protocol):
         """Record that the session has read a file."""
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
-        """Record a change that was made to a file: both versions are kept in the session's history,
-        so that the run can be undone. None means that the file does not exist; `path` is absolute.
-        """
+        """Record a change that was made to a file (`path` is absolute): both versions are kept in
+        the session's history, so that the run can be undone. None: the file does not exist."""
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         """Replace the session's to-do list."""
@@ -384,9 +383,8 @@ class Turn(Protocol):
         """Give the session this title, unless a user has chosen one."""
 
     async def offered_tools(self) -> list[OfferedTool]:
-        """The tools that the wings of the daemon offer now, each name once. In the same order as
-        long as they do not change, so that a provider's cache of a request's beginning stays
-        valid."""
+        """The tools that the wings of the daemon offer now, each name once, in the same order as
+        long as they do not change: a provider may have cached the beginning of a request."""
 
     async def notes_on_change(self, path: str) -> list[str]:
         """What the wings of the daemon say of a file that a tool has just changed, by its absolute
@@ -457,9 +455,8 @@ class OfferedTool:
         return ToolQuestion(self.name, "execute", f"Run {self.name}", arguments)
 
     async def call(self, turn: Turn, arguments: dict[str, Any], call_id: str) -> ToolAnswer:
-        """Run a call whose permission was granted. `call_id` is that of the call in the turn.
-        Raises CrushliteError, whose message the model reads. Cancelled with the turn; must end in a
-        bounded time by itself."""
+        """Run the call `call_id` of the turn, whose permission was granted. Raises CrushliteError,
+        whose message the model reads. Cancelled with the turn; must end in a bounded time."""
         raise NotImplementedError
 
 
@@ -478,10 +475,8 @@ AnyAgent = Callable[[Any], Any] | RunsTurns
 
 
 class Agent:
-    """An agent of any accepted form. Methods that it does not have do nothing.
-
-    Raises UsageError for what is no agent.
-    """
+    """An agent of any accepted form; UsageError for what is none. Methods that it does not have do
+    nothing."""
 
     def __init__(self, target: AnyAgent) -> None:
         self._is_object = isinstance(target, RunsTurns)
@@ -518,9 +513,8 @@ class Agent:
 
     @property
     def notes_owner(self) -> str:
-        """Under which name the agent keeps its notes with a session. An agent that answers only in
-        some sessions of a workspace has one of its own, so that it does not meet the notes of
-        another one."""
+        """The name under which the agent keeps its notes with a session. One that answers only in
+        some sessions of a workspace has its own, and does not meet the notes of another."""
         owner = getattr(self._target, "notes_owner", "")
         return owner if isinstance(owner, str) else ""
 

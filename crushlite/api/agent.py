@@ -51,13 +51,7 @@ async def init(context: Context, request: Request) -> Response:
     return EMPTY
 
 
-async def update(context: Context, request: Request) -> Response:
-    """Do nothing: without configuration files there is nothing to read again."""
-    context.workspace(request)
-    return EMPTY
-
-
-async def default_small_model(context: Context, request: Request) -> Response:
+async def small_model(context: Context, request: Request) -> Response:
     workspace = context.workspace(request)
     return answer(own_small_model(workspace, required_provider(request)))
 
@@ -71,8 +65,7 @@ def required_provider(request: Request) -> str:
 
 
 def own_small_model(workspace: Workspace, provider: str) -> SelectedModel:
-    """The model of an agent that needs no configured provider. Raises NotFound if the agent is not
-    the provider that is asked for."""
+    """The model of an agent that is a provider itself; NotFound if another one is asked for."""
     own = agent_info(workspace).model_cfg
     if own.provider != provider:
         raise NotFound(f"provider not found: {provider!r} is not configured")

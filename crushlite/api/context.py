@@ -88,10 +88,10 @@ def optional_body(cls: type[T], request: Request) -> T:
 
 def client_of(request: Request) -> str:
     """The client id of the query. Raises BadRequest if there is none."""
-    value = request.query_one("client_id")
-    if not value:
+    client = optional_client(request)
+    if not client:
         raise BadRequest("client_id is required")
-    return canonical_client(value)
+    return client
 
 
 def optional_client(request: Request) -> str:

@@ -31,6 +31,7 @@ async def no_map(context: Context, request: Request) -> Response:
 
 
 async def nothing_to_do(context: Context, request: Request) -> Response:
+    """For what has no servers to start or stop, and no configuration files to read again."""
     context.workspace(request)
     return EMPTY
 
@@ -38,14 +39,9 @@ async def nothing_to_do(context: Context, request: Request) -> Response:
 async def absent(context: Context, request: Request) -> Response:
     context.workspace(request)
     raise NotFound(
-        "this daemon runs without what answers this: configuration files, skills, tool servers or "
-        "language servers"
+        "this daemon runs without what answers this (it has no configuration files, skills, tool "
+        "servers or language servers, or runs no commands)"
     )
-
-
-async def no_shell(context: Context, request: Request) -> Response:
-    context.workspace(request)
-    raise NotFound("this daemon runs no commands: the wing that does is not there")
 
 
 async def needs_init(context: Context, request: Request) -> Response:

@@ -24,14 +24,7 @@ from ..protocol.permissions import (
 )
 from ..protocol.questions import QuestionAnswer, QuestionBatch, QuestionReply
 from ..protocol.runs import RUN_STATES, Accepted, CancelReceipt, QueuedPrompt, RunInfo
-from ..protocol.sessions import (
-    CurrentSession,
-    File,
-    FileRead,
-    Session,
-    ShellAnswer,
-    ShellCommand,
-)
+from ..protocol.sessions import CurrentSession, File, FileRead, Session
 from ..protocol.workspaces import (
     Control,
     CreateWorkspace,
@@ -62,19 +55,15 @@ P = W + "/permissions"
 Q = W + "/questions"
 SMALL_MODEL = W + "/agent/default-small-model"
 
-EVENT_STREAM = "text/event-stream"
+SSE = "text/event-stream"
 BODIES_AT_ONCE = 2  # large ones, read in threads: more would only take the interpreter in turns
 
 # Parameters.
 CLIENT = Param("client_id", "The UUID of the client.", required=True)
 BY = Param("client_id", "The UUID of the client; other clients see who it was.")
 RESUME = Param("resume", "1: events with ids, comments that keep the stream alive, tool output.")
-DELTAS = Param(
-    "deltas", "1, with ids: what was appended to a growing message instead of the whole message."
-)
-LAST_ID = Param(
-    "Last-Event-ID", "The last id that was received: what followed comes first.", place="header"
-)
+DELTAS = Param("deltas", "1, with ids: of a growing message only what was appended.")
+LAST_ID = Param("Last-Event-ID", "The last id that came: what followed comes first.", str, "header")
 EVENTS = (CLIENT, RESUME, DELTAS, LAST_ID)
 WAIT = Param("wait", f"Seconds to wait for the end, at most {MAX_WAIT:.0f}.", float)
 IN_SESSION = Param("session_id", "Only those of this session.")
@@ -83,6 +72,7 @@ LAST_READ = (
     Param("session_id", "The session that read it.", required=True),
     Param("path", "What it read.", required=True),
 )
+CANCEL: dict[str, Any] = {"gives": CancelReceipt, "params": (WAIT,), "urgent": True}
 # Of what a person was asked.
 ANSWER: dict[str, Any] = {"gives": Resolution, "params": (BY,), "urgent": True}
 
@@ -91,7 +81,7 @@ LISTED = ("tools", "prompts", "resources")  # of a tool server
 ABSENT = (
     *("/config/set", "/config/remove", "/config/compact", "/config/provider-key"),
     *("/config/refresh-oauth", "/project/init", "/skills/read", "/mcp/auth", "/mcp/get-prompt"),
-    *("/mcp/docker/enable", "/mcp/docker/disable"),
+    *("/mcp/docker/enable", "/mcp/docker/disable", "/agent/sessions/{sid}/shell"),
 )
 
 TABLE: tuple[Entry, ...] = (
@@ -105,12 +95,8 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", WS, workspaces.list_workspaces, gives=list[Workspace]),
     Entry("GET", W, workspaces.get, gives=Workspace),
     Entry("DELETE", W, workspaces.release, params=(CLIENT,)),
-    Entry(
-        "GET", W + "/events", workspaces.events, gives=Envelope, params=EVENTS, media=EVENT_STREAM
-    ),
-    Entry(
-        "POST", W + "/current-session", workspaces.current_session, CurrentSession, params=(CLIENT,)
-    ),
+    Entry("GET", W + "/events", workspaces.events, gives=Envelope, params=EVENTS, media=SSE),
+    Entry("POST", W + "/current-session", workspaces.show, CurrentSession, params=(CLIENT,)),
     Entry("POST", W + "/compact", workspaces.compact, gives=Space),
     # Configuration.
     Entry("GET", "/v1/config", features.daemon_config, gives=dict[str, Any]),
@@ -126,7 +112,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("DELETE", S, sessions.delete),
     Entry("GET", S + "/messages", sessions.messages, gives=list[Message]),
     Entry("GET", S + "/messages/user", sessions.user_messages, gives=list[Message]),
-    Entry("GET", W + "/messages/user", sessions.all_user_messages, gives=list[Message]),
+    Entry("GET", W + "/messages/user", sessions.user_messages, gives=list[Message]),
     Entry("GET", S + "/history", sessions.history, gives=list[File]),
     Entry("GET", S + "/filetracker/files", sessions.read_files, gives=list[str]),
     Entry("POST", W + "/filetracker/read", sessions.mark_read, takes=FileRead),
@@ -135,14 +121,11 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", W + "/agent", agent.info, gives=AgentInfo),
     Entry("POST", W + "/agent", agent.prompt, Prompt, Accepted, status=202, body_limit=32 * MIB),
     Entry("POST", W + "/agent/init", agent.init, takes=AgentInit | None, params=(BY,)),
-    Entry("POST", W + "/agent/update", agent.update),
-    Entry(
-        "GET", SMALL_MODEL, agent.default_small_model, gives=SelectedModel, params=(agent.PROVIDER,)
-    ),
+    Entry("POST", W + "/agent/update", features.nothing_to_do),
+    Entry("GET", SMALL_MODEL, agent.small_model, gives=SelectedModel, params=(agent.PROVIDER,)),
     Entry("GET", A, agent.agent_session, gives=Session),
-    Entry("POST", A + "/cancel", agent.cancel, gives=CancelReceipt, params=(WAIT,), urgent=True),
+    Entry("POST", A + "/cancel", agent.cancel, **CANCEL),
     Entry("POST", A + "/summarize", agent.summarize),
-    Entry("POST", A + "/shell", features.no_shell, takes=ShellCommand, gives=ShellAnswer),
     Entry("GET", A + "/prompts", agent.queue, gives=list[QueuedPrompt]),
     Entry("DELETE", A + "/prompts/{run_id}", agent.remove_queued),
     Entry("GET", A + "/prompts/queued", agent.queued, gives=int),
@@ -150,9 +133,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", A + "/prompts/clear", agent.clear_queue),
     Entry("GET", W + "/runs", agent.list_runs, gives=list[RunInfo], params=(IN_SESSION, IN_STATE)),
     Entry("GET", R, agent.run, gives=RunInfo, params=(WAIT,)),
-    Entry(
-        "POST", R + "/cancel", agent.cancel_run, gives=CancelReceipt, params=(WAIT,), urgent=True
-    ),
+    Entry("POST", R + "/cancel", agent.cancel_run, **CANCEL),
     # Requests for a person.
     Entry("GET", P, dialogs.list_permissions, gives=list[PermissionRequest]),
     Entry("GET", P + "/skip", dialogs.get_skip, gives=PermissionSkip),

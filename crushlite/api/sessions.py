@@ -66,12 +66,9 @@ async def messages(context: Context, request: Request) -> Response:
 
 
 async def user_messages(context: Context, request: Request) -> Response:
+    """The user messages of a session or, if the path names none, of all."""
     transcript = context.workspace(request).transcript
-    return answer_list(await transcript.user_messages_json(request.params["sid"]))
-
-
-async def all_user_messages(context: Context, request: Request) -> Response:
-    return answer_list(await context.workspace(request).transcript.user_messages_json(None))
+    return answer_list(await transcript.user_messages_json(request.params.get("sid")))
 
 
 # Files ----------------------------------------------------------------------------------------

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest
 from ..http.messages import Stream
-from ..protocol.ids import check_id
-from ..protocol.sessions import CurrentSession
+from ..protocol.sessions import CurrentSession, check_id
 from ..protocol.workspaces import CreateWorkspace, Space, Workspace
 from ..version import WIRE_VERSION, __version__
 from .context import EMPTY, answer, body, canonical_client, client_of, wire_config
@@ -37,8 +35,6 @@ def describe(hosted: HostedWorkspace, client: str | None = None) -> Workspace:
 
 async def create(context: Context, request: Request) -> Response:
     wanted = body(CreateWorkspace, request)
-    if not wanted.client_id:
-        raise BadRequest("invalid client_id: a UUID is required")
     wanted.client_id = canonical_client(wanted.client_id, "invalid client_id: not a UUID")
     view = describe(await context.backend.create(wanted), wanted.client_id)
     if wanted.version not in ("", __version__, WIRE_VERSION):
@@ -59,8 +55,7 @@ async def get(context: Context, request: Request) -> Response:
 
 
 async def release(context: Context, request: Request) -> Response:
-    """End the claim of a client on a workspace. An unknown workspace is no error: it may have
-    closed already."""
+    """End the claim of a client on a workspace; one that has closed already is no error."""
     context.backend.release(request.params["id"], client_of(request))
     return EMPTY
 
@@ -71,7 +66,7 @@ async def compact(context: Context, request: Request) -> Response:
     return answer(Space(*await context.backend.compact(context.workspace(request))))
 
 
-async def current_session(context: Context, request: Request) -> Response:
+async def show(context: Context, request: Request) -> Response:
     client = client_of(request)
     wanted = body(CurrentSession, request)
     check_id("session_id", wanted.session_id)

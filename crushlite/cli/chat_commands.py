@@ -19,7 +19,7 @@ from .text import ago, one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ..protocol.features import CommandInfo
+    from ..features.wire import CommandInfo
     from ..protocol.permissions import PermissionRule
     from ..protocol.sessions import Session
     from .chat_session import Chat

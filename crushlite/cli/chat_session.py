@@ -444,7 +444,7 @@ class Chat:
         session_id = await self.ensure_session(f"!{command}")
         self.command, self._since = one_line(command), time.monotonic()
         try:
-            await self.workspace.shell(session_id, command)
+            await requests.shell(self.workspace, session_id, command)
         finally:
             self.command = ""
             self.changed()

@@ -10,8 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..agent.factory import FollowsConfig
 from ..clock import SystemClock
+from ..config.factory import FollowsConfig
 from ..errors import UsageError
 from ..protocol.codec import omitted
 from ..records import dataclass

@@ -6,10 +6,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from ..clock import SystemClock, all_done
+from ..clock import all_done
 from ..errors import NotFound
 from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
-from ..unique import new_id
 from .following import RunStream
 from .requests import WorkspaceRequests
 from .stream import EventStream
@@ -26,19 +25,16 @@ class RemoteWorkspace(WorkspaceRequests):
     """A workspace of the daemon: requests about it, and streams of what happens in it."""
 
     def __init__(self, client: Client, request: CreateWorkspace, info: Workspace) -> None:
-        super().__init__(client.wire, request, info)
+        super().__init__(client, request, info)
         self.client = client
 
-    def events(
-        self, *, resume: bool = True, reconnect: bool = True, last_id: str | None = None
-    ) -> EventStream:
+    def events(self, *, reconnect: bool = True, last_id: str | None = None) -> EventStream:
         """The event stream, to be used in `async with`. `last_id` continues an earlier one."""
-        return EventStream(self, resume=resume, reconnect=reconnect, last_id=last_id)
+        return EventStream(self, reconnect=reconnect, last_id=last_id)
 
     async def ask(self, text: str, session_id: str = "", **options: Any) -> RunComplete:
-        """Send a prompt, in a new session unless one is given, and return how its run ended: with
-        a `text`, with an `error`, or `cancelled`. None of these is raised. The options are those of
-        `prompt`."""
+        """Send a prompt, with the options of `prompt`, in a new session unless one is given; return
+        how its run ended: with a `text`, an `error`, or `cancelled`. None of these is raised."""
         async with self.start(text, session_id, **options) as run:
             return await run.end()
 
@@ -53,35 +49,24 @@ class RemoteWorkspace(WorkspaceRequests):
         )
 
     def follow(self, run_id: str) -> RunStream:
-        """The events of any run, from its beginning, also if it has ended; to be used in
-        `async with`."""
+        """The events of any run, also an ended one, from its beginning; for `async with`."""
         return RunStream(self, run_id=run_id)
 
 
-class Client:
+class Client(Wire):
     """One client of one daemon. The daemon counts claims on workspaces by `client_id`."""
 
     def __init__(
         self, address: str, *, token: str = "", client_id: str = "", clock: Clock | None = None
     ) -> None:
-        self.address = address
-        self.client_id = client_id or new_id()
-        self.wire = Wire(address, token, self.client_id, clock or SystemClock())
+        super().__init__(address, token, client_id, clock)
         self._opened: list[RemoteWorkspace] = []
-
-    @property
-    def retired(self) -> bool:
-        return self.wire.retired
 
     async def __aenter__(self) -> Client:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close every stream and connection, without telling the daemon: see `retire`."""
-        await self.wire.aclose()
 
     async def create(
         self,
@@ -95,7 +80,7 @@ class Client:
         directory of this process, not to the daemon's."""
         request = CreateWorkspace(client_id=self.client_id, env=env, data_dir=data_dir, yolo=yolo)
         request.path = os.path.join(os.getcwd(), path)
-        info = await self.wire.ask(Workspace, "POST", route("workspaces"), request)
+        info = await self.request(Workspace, "POST", route("workspaces"), request)
         return self._opened_workspace(request, info)
 
     def attach(self, info: Workspace) -> RemoteWorkspace:
@@ -110,15 +95,15 @@ class Client:
         return workspace
 
     async def workspaces(self) -> list[Workspace]:
-        return await self.wire.ask_all(Workspace, route("workspaces"))
+        return await self.request_list(Workspace, route("workspaces"))
 
     async def retire(self) -> None:
         """End every claim of this client; the daemon refuses its id from then on. Waits for a
         create that is on its way: one that came later would leave a workspace open."""
-        self.wire.retired = True  # first: a stream that the daemon ends now must not reconnect
-        await all_done(self.wire.clock, tuple(self.wire.creates), CREATE_SECONDS)
+        self.retired = True  # first: a stream that the daemon ends now must not reconnect
+        await all_done(self.clock, tuple(self.creates), CREATE_SECONDS)
         try:
-            await self.wire.send("DELETE", route("clients", self.client_id))
+            await self.send("DELETE", route("clients", self.client_id))
         except NotFound:  # a server without this route
             for workspace in self._opened:
                 with contextlib.suppress(NotFound):
@@ -126,11 +111,11 @@ class Client:
 
     async def health(self) -> None:
         """Return if the daemon answers that it is well; raise otherwise."""
-        await self.wire.send("GET", route("health"))
+        await self.send("GET", route("health"))
 
     async def version(self) -> VersionInfo:
-        return await self.wire.ask(VersionInfo, "GET", route("version"))
+        return await self.request(VersionInfo, "GET", route("version"))
 
     async def control(self, command: str = "shutdown_if_idle") -> None:
         """Ask the daemon to exit. Raises ServerInUse if it is in use."""
-        await self.wire.send("POST", route("control"), Control(command, client="crushlite"))
+        await self.send("POST", route("control"), Control(command, client="crushlite"))

@@ -19,7 +19,7 @@ from ..protocol.permissions import (
 )
 from ..protocol.questions import QuestionBatch, QuestionReply, QuestionResponse
 from ..protocol.runs import Accepted, CancelReceipt, QueuedPrompt, RunInfo
-from ..protocol.sessions import CurrentSession, File, Session, ShellAnswer, ShellCommand
+from ..protocol.sessions import CurrentSession, File, Session
 from ..protocol.workspaces import Space, Workspace
 from .wire import route
 
@@ -53,7 +53,7 @@ class WorkspaceRequests:
 
     async def refresh(self) -> Workspace:
         """Update `info` from the daemon."""
-        self.info = await self.wire.ask(Workspace, "GET", self.at())
+        self.info = await self.wire.request(Workspace, "GET", self.at())
         return self.info
 
     async def release(self) -> None:
@@ -81,8 +81,7 @@ class WorkspaceRequests:
         max_seconds: float | None = None,
     ) -> Accepted:
         """Send a prompt; returns when the daemon has stored and accepted it. Sent again with the
-        same `run_id` it does not run twice. `models`, by role (`large`, `small`), hold for its run
-        only."""
+        same `run_id` it does not run twice. `models`, by role (see `Prompt`), hold for its run."""
         request = Prompt(
             *(session_id, text, run_id or "", list(attachments), when_busy),
             *(detach, max_cost, max_steps, auto_approve),
@@ -91,38 +90,38 @@ class WorkspaceRequests:
             models=dict(models or {}),
             max_seconds=max_seconds,
         )
-        return await self.wire.ask(Accepted, "POST", self.at("agent"), request)
+        return await self.wire.request(Accepted, "POST", self.at("agent"), request)
 
     # Sessions.
 
     async def create_session(self, title: str = "") -> Session:
-        return await self.wire.ask(Session, "POST", self.at("sessions"), Session(title=title))
+        return await self.wire.request(Session, "POST", self.at("sessions"), Session(title=title))
 
     async def sessions(self) -> list[Session]:
         """All sessions, the one used last first."""
-        return await self.wire.ask_all(Session, self.at("sessions"))
+        return await self.wire.request_list(Session, self.at("sessions"))
 
     async def session(self, session_id: str) -> Session:
-        return await self.wire.ask(Session, "GET", self.at("sessions", session_id))
+        return await self.wire.request(Session, "GET", self.at("sessions", session_id))
 
     async def rename(self, session_id: str, title: str) -> Session:
         target = self.at("sessions", session_id)
-        return await self.wire.ask(Session, "PUT", target, Session(id=session_id, title=title))
+        return await self.wire.request(Session, "PUT", target, Session(id=session_id, title=title))
 
     async def delete(self, session_id: str) -> None:
         await self.wire.send("DELETE", self.at("sessions", session_id))
 
     async def messages(self, session_id: str) -> list[Message]:
-        return await self.wire.ask_all(Message, self.at("sessions", session_id, "messages"))
+        return await self.wire.request_list(Message, self.at("sessions", session_id, "messages"))
 
     async def user_messages(self, session_id: str = "") -> list[Message]:
         """The user messages of a session or, without one, of all of them."""
         where = ("sessions", session_id) if session_id else ()
-        return await self.wire.ask_all(Message, self.at(*where, "messages", "user"))
+        return await self.wire.request_list(Message, self.at(*where, "messages", "user"))
 
     async def files(self, session_id: str) -> list[File]:
         """Every version of every file that the session changed."""
-        return await self.wire.ask_all(File, self.at("sessions", session_id, "history"))
+        return await self.wire.request_list(File, self.at("sessions", session_id, "history"))
 
     async def look(self, session_id: str) -> None:
         """Say which session this client shows ("" for none). Needs an open event stream."""
@@ -133,7 +132,7 @@ class WorkspaceRequests:
     # The agent.
 
     async def agent(self) -> AgentInfo:
-        return await self.wire.ask(AgentInfo, "GET", self.at("agent"))
+        return await self.wire.request(AgentInfo, "GET", self.at("agent"))
 
     async def ready(self) -> AgentInfo:
         """Return if a prompt would be answered. Otherwise the error says what is missing:
@@ -152,27 +151,21 @@ class WorkspaceRequests:
     async def cancel(self, session_id: str, wait: float | None = None) -> CancelReceipt:
         """Cancel all runs of the session, and wait at most `wait` seconds for them to end."""
         target = self.at("agent", "sessions", session_id, "cancel", wait=wait)
-        return await self.wire.ask(CancelReceipt, "POST", target, wait=wait or 0)
+        return await self.wire.request(CancelReceipt, "POST", target, wait=wait or 0)
 
     async def cancel_run(self, run_id: str, wait: float | None = None) -> CancelReceipt:
         """Cancel one run and no other of its session. Does nothing if it has ended."""
         target = self.at("runs", run_id, "cancel", wait=wait)
-        return await self.wire.ask(CancelReceipt, "POST", target, wait=wait or 0)
+        return await self.wire.request(CancelReceipt, "POST", target, wait=wait or 0)
 
     async def summarize(self, session_id: str) -> None:
         """Summarize the session. Raises SessionBusy while a run of it is live."""
         target = self.at("agent", "sessions", session_id, "summarize")
         await self.wire.send("POST", target, wait=LONG)
 
-    async def shell(self, session_id: str, command: str) -> ShellAnswer:
-        """Run a shell command for the user, not for the agent. It is recorded in the session."""
-        target = self.at("agent", "sessions", session_id, "shell")
-        request = ShellCommand(session_id, command)
-        return await self.wire.ask(ShellAnswer, "POST", target, request, wait=LONG)
-
     async def queue(self, session_id: str) -> list[QueuedPrompt]:
         target = self.at("agent", "sessions", session_id, "prompts")
-        return await self.wire.ask_all(QueuedPrompt, target)
+        return await self.wire.request_list(QueuedPrompt, target)
 
     async def clear(self, session_id: str) -> None:
         """Remove all queued prompts of a session."""
@@ -184,34 +177,37 @@ class WorkspaceRequests:
 
     async def run(self, run_id: str, wait: float = 0.0) -> RunInfo:
         """The state of a run: now, or as soon as it has ended, after `wait` seconds at most."""
-        return await self.wire.ask(RunInfo, "GET", self.at("runs", run_id, wait=wait), wait=wait)
+        return await self.wire.request(
+            RunInfo, "GET", self.at("runs", run_id, wait=wait), wait=wait
+        )
 
     async def runs(self, session_id: str = "", state: str = "") -> list[RunInfo]:
-        return await self.wire.ask_all(RunInfo, self.at("runs", session_id=session_id, state=state))
+        return await self.wire.request_list(
+            RunInfo, self.at("runs", session_id=session_id, state=state)
+        )
 
     async def compact(self) -> Space:
         """Shrink the database. Raises SessionBusy while a run is live in a workspace with it."""
-        return await self.wire.ask(Space, "POST", self.at("compact"), wait=LONG)
+        return await self.wire.request(Space, "POST", self.at("compact"), wait=LONG)
 
     # Permission requests and questions.
 
     async def permissions(self) -> list[PermissionRequest]:
-        return await self.wire.ask_all(PermissionRequest, self.at("permissions"))
+        return await self.wire.request_list(PermissionRequest, self.at("permissions"))
 
     async def grant(
         self, request_id: str, action: str, reason: str = "", option: str = ""
     ) -> Resolution:
         """Answer a permission request with `allow`, `allow_session`, `allow_rule`, `allow_always`
-        or `deny`; the model reads the reason of a denial. `option` is the id of one of the
-        request's own options, with `allow` or `deny` as it says. `resolved` is False if the request
-        was answered before."""
+        or `deny`; the model reads the reason of a denial. `option` is the id of one of its own
+        options, with `allow` or `deny` as it says. `resolved` is False if another answer won."""
         target = self.at("permissions", request_id, client_id=self.wire.client_id)
         answer = PermissionAnswer(action, reason, option)
-        return await self.wire.ask(Resolution, "POST", target, answer)
+        return await self.wire.request(Resolution, "POST", target, answer)
 
     async def rules(self) -> list[PermissionRule]:
         """What is allowed without asking: for sessions of this workspace, and for good."""
-        return await self.wire.ask_all(PermissionRule, self.at("permissions", "rules"))
+        return await self.wire.request_list(PermissionRule, self.at("permissions", "rules"))
 
     async def remove_rule(self, rule_id: str) -> None:
         """Take back a rule. Raises NotFound if there is none."""
@@ -219,29 +215,29 @@ class WorkspaceRequests:
 
     async def skips_permissions(self) -> bool:
         """Whether permissions are granted without asking."""
-        return (await self.wire.ask(PermissionSkip, "GET", self.at("permissions", "skip"))).skip
+        return (await self.wire.request(PermissionSkip, "GET", self.at("permissions", "skip"))).skip
 
     async def skip_permissions(self, skip: bool = True) -> None:
         """Set whether permissions are granted without asking."""
         await self.wire.send("POST", self.at("permissions", "skip"), PermissionSkip(skip))
 
     async def questions(self) -> list[QuestionBatch]:
-        return await self.wire.ask_all(QuestionBatch, self.at("questions"))
+        return await self.wire.request_list(QuestionBatch, self.at("questions"))
 
     async def answer(self, batch_id: str, responses: list[QuestionResponse] | None) -> Resolution:
         """Answer a batch of questions; None closes it without an answer."""
         reply = QuestionReply(responses or [], "cancel" if responses is None else "")
         target = self.at("questions", batch_id, client_id=self.wire.client_id)
-        return await self.wire.ask(Resolution, "POST", target, reply)
+        return await self.wire.request(Resolution, "POST", target, reply)
 
     # Configuration.
 
     async def config(self) -> dict[str, Any]:
         """The effective configuration, without secrets."""
-        return await self.wire.ask_plain(dict, self.at("config"))
+        return await self.wire.request_json(dict, self.at("config"))
 
     async def providers(self) -> list[Any]:
-        return await self.wire.ask_plain(list, self.at("providers"))
+        return await self.wire.request_json(list, self.at("providers"))
 
     # For event streams.
 
@@ -260,7 +256,7 @@ class WorkspaceRequests:
         The create goes on if the caller is cancelled: else this client might not learn the id of
         a workspace that the daemon has made for it."""
         if self._recreating is None and self.id == gone:
-            create = self.wire.ask(Workspace, "POST", route("workspaces"), self._request)
+            create = self.wire.request(Workspace, "POST", route("workspaces"), self._request)
             self._recreating = asyncio.create_task(create)
             self.wire.creates.add(self._recreating)
             self._recreating.add_done_callback(self._created_again)

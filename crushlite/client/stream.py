@@ -25,7 +25,7 @@ from ..protocol.codec import loads
 from ..protocol.events import Envelope, Resync, parse
 from ..protocol.messages import Message, MessageDelta
 from ..records import dataclass
-from .wire import ANSWER, is_temporary, refusal
+from .wire import is_temporary
 
 if TYPE_CHECKING:
     from .requests import WorkspaceRequests
@@ -64,7 +64,6 @@ class EventStream:
         self,
         workspace: WorkspaceRequests,
         *,
-        resume: bool = True,
         reconnect: bool = True,
         last_id: str | None = None,
     ) -> None:
@@ -72,7 +71,7 @@ class EventStream:
         self._workspace = workspace
         self._wire = workspace.wire
         self._clock = workspace.wire.clock
-        self._resume, self._reconnects = resume, reconnect
+        self._reconnects = reconnect
         self._entered = self._closed = False
         # The connection, if there is one.
         self._connection: contextlib.AsyncExitStack | None = None
@@ -250,17 +249,12 @@ class EventStream:
 
     async def _subscribe(self) -> None:
         """Open the connection and read the head of the answer. Raises the refusal if it is one."""
-        client_id, resume = self._wire.client_id, int(self._resume)
-        deltas = {"deltas": 1} if self._resume else {}
-        target = self._workspace.at("events", client_id=client_id, resume=resume, **deltas)
+        target = self._workspace.at("events", client_id=self._wire.client_id, resume=1, deltas=1)
         headers = [("Last-Event-ID", self.last_id)] if self.last_id else []
         async with contextlib.AsyncExitStack() as stack:
-            with self._wire.translated():
-                opening = self._wire.http.stream("GET", target, headers=headers, timeout=ANSWER)
-                response = await stack.enter_async_context(opening)
-                if response.status != 200:
-                    raise refusal(f"GET {target}", response.status, await response.read())
-            self._response, self._parser = response, SSEParser()
+            opening = self._wire.stream("GET", target, headers=headers)
+            self._response = await stack.enter_async_context(opening)
+            self._parser = SSEParser()
             self._growing.clear()
             self._connection = stack.pop_all()
 

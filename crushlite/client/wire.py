@@ -7,16 +7,18 @@ import asyncio
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .. import errors
+from ..clock import SystemClock
 from ..errors import BadRequest, CrushliteError, NotFound
 from ..http import client as http
 from ..protocol.codec import NotJSON, decode, dumps, encode, loads
 from ..records import dataclass
+from ..unique import new_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from ..clock import Clock
     from ..protocol.workspaces import Workspace
@@ -79,22 +81,23 @@ class _Stream(Protocol):
 
 
 class Wire:
-    """One client's connections to one address, and what must end when the client is closed."""
+    """The connections of one client to one daemon, and what must end when the client is closed."""
 
-    def __init__(self, address: str, token: str, client_id: str, clock: Clock) -> None:
+    def __init__(self, address: str, token: str, client_id: str, clock: Clock | None) -> None:
         connector, host = _connector(address)
         headers = (("Authorization", f"Bearer {token.strip()}"),) if token else ()
         self.address = address
-        self.client_id = client_id
-        self.clock = clock
-        self.retired = False  # the client has ended all its claims: streams do not reconnect
+        self.client_id = client_id or new_id()
+        self.clock = clock or SystemClock()
+        self.retired = False  # it has ended all its claims: streams do not reconnect
         self.streams: set[_Stream] = set()  # the open ones
         self.creates: set[asyncio.Task[Workspace]] = set()  # workspaces being created again
-        self.http = http.HTTPClient(connector, host_header=host, headers=headers, clock=clock)
+        self._http = http.HTTPClient(connector, host_header=host, headers=headers, clock=self.clock)
         self._closed = False
 
     async def aclose(self) -> None:
-        """Close every stream and every connection. Later requests raise ConnectionFailed."""
+        """Close every stream and connection, without telling the daemon: see `Client.retire`. Later
+        requests raise ConnectionFailed."""
         self._closed = True
         for stream in tuple(self.streams):
             await stream.close()
@@ -102,19 +105,19 @@ class Wire:
             create.cancel()
         if self.creates:
             await asyncio.wait(self.creates)
-        await self.http.aclose()
+        await self._http.aclose()
 
     async def send(self, method: str, target: str, body: object = None, wait: float = 0) -> bytes:
         """The body of a 2xx answer; any other status raises its `refusal`.
         `wait` is how many seconds the request itself asks the daemon to wait."""
         content = b"" if body is None else dumps(encode(body))
-        with self.translated():
-            answer = await self.http.request(method, target, body=content, timeout=wait + ANSWER)
+        with self._translated():
+            answer = await self._http.request(method, target, body=content, timeout=wait + ANSWER)
         if not 200 <= answer.status < 300:
             raise refusal(f"{method} {target}", answer.status, answer.body)
         return answer.body
 
-    async def ask(
+    async def request(
         self, cls: type[T], method: str, target: str, body: object = None, *, wait: float = 0.0
     ) -> T:
         """The answer as an object of a class."""
@@ -122,13 +125,13 @@ class Wire:
         with readable(method, target):
             return decode(cls, loads(answer))
 
-    async def ask_all(self, cls: type[T], target: str) -> list[T]:
+    async def request_list(self, cls: type[T], target: str) -> list[T]:
         """The answer to a GET as a list of objects of a class."""
-        items = await self.ask_plain(list, target)
+        items = await self.request_json(list, target)
         with readable("GET", target):
             return [decode(cls, item, f"body[{index}]") for index, item in enumerate(items)]
 
-    async def ask_plain(self, cls: type[T], target: str) -> T:
+    async def request_json(self, cls: type[T], target: str) -> T:
         """The answer to a GET as plain JSON: a dict or a list."""
         answer = await self.send("GET", target)
         with readable("GET", target):
@@ -137,22 +140,20 @@ class Wire:
                 raise BadRequest(f"body must be of type {cls.__name__}")
             return value
 
-    async def pieces(
-        self, method: str, target: str, body: bytes = b"", seconds: float | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        """The body of a good answer as it comes; `seconds` bounds the wait for each piece."""
-        with self.translated():
-            opening = self.http.stream(
-                method, target, body=body, timeout=ANSWER, idle_timeout=seconds
-            )
-            async with opening as response:
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, method: str, target: str, **options: Any
+    ) -> AsyncIterator[http.StreamResponse]:
+        """A good answer whose body is read as it comes; any other raises its `refusal`. The options
+        are those of HTTPClient.stream."""
+        with self._translated():
+            async with self._http.stream(method, target, timeout=ANSWER, **options) as response:
                 if response.status != 200:
                     raise refusal(f"{method} {target}", response.status, await response.read())
-                async for piece in response:
-                    yield piece
+                yield response
 
     @contextlib.contextmanager
-    def translated(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         """Turn errors of the HTTP client into WrongPeer or ConnectionFailed with advice."""
         if self._closed:
             raise ConnectionFailed(f"{self.address}: this client is closed", reached=False)

@@ -6,7 +6,6 @@ import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..agent.factory import FollowsConfig
 from ..wing import Wing
 from ..wings import has_wing
 
@@ -32,6 +31,8 @@ class CoderWing(Wing):
         # The coder's models come from the configuration files.
         if name not in ("auto", "coder") or not has_wing("config"):
             return None
+        from ..config.factory import FollowsConfig
+
         maker = _CoderMaker(clock, self._local, finds_models=name == "auto")
         return FollowsConfig(maker.make, maker.complete, maker.look)
 

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ..agent.factory import FollowsConfig
 from ..errors import ConfigError
 from ..protocol.events import ConfigChanged
 from ..wing import Ruling, WorkspacePart
+from .factory import FollowsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

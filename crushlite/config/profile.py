@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..agent.factory import FollowsConfig
 from ..errors import BadRequest, ConfigError
 from ..protocol.codec import encode
 from ..protocol.config import ROLES
+from .factory import FollowsConfig
 from .loading import Pending
 from .rules import add_rule, drop_rule
 from .warnings import Reason

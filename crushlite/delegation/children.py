@@ -22,9 +22,9 @@ from ..hosting.prompts import CHILD_MARK, explain
 from ..hosting.tasks import run_to_the_end
 from ..hosting.transcript import new_message
 from ..hosting.turn import LiveTurn, store_or_flush
-from ..protocol.ids import ID_LENGTH
 from ..protocol.messages import FinishPart, TextPart
 from ..protocol.runs import RunComplete
+from ..protocol.sessions import ID_LENGTH
 from ..runs import Outcome
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from ..client.requests import LONG
@@ -10,9 +9,9 @@ from ..client.wire import readable, route
 from ..errors import CrushliteError, NotFound
 from ..protocol.codec import decode, dumps, encode, loads
 from ..protocol.config import ModelChoice
-from ..protocol.features import CommandInfo
 from .wire import (
     ChangedRun,
+    CommandInfo,
     ExpandCommand,
     ExpandedCommand,
     Health,
@@ -23,6 +22,8 @@ from .wire import (
     RunChanges,
     SessionAgent,
     SetValue,
+    ShellAnswer,
+    ShellCommand,
     UndoAnswer,
     UndoRequest,
     UsedServers,
@@ -47,13 +48,13 @@ _LINE_BYTES = 1 << 20  # of an answer that is read in lines
 
 async def offered_agents(workspace: WorkspaceRequests) -> list[OfferedAgent]:
     """The agents that can be chosen for a session by name."""
-    return await workspace.wire.ask_all(OfferedAgent, workspace.at("agents"))
+    return await workspace.wire.request_list(OfferedAgent, workspace.at("agents"))
 
 
 async def session_agent(workspace: WorkspaceRequests, session_id: str) -> str:
     """The name of the agent that was chosen for a session; empty: that of the workspace."""
     target = workspace.at("sessions", session_id, "agent")
-    return (await workspace.wire.ask(SessionAgent, "GET", target)).agent
+    return (await workspace.wire.request(SessionAgent, "GET", target)).agent
 
 
 async def choose_agent(workspace: WorkspaceRequests, session_id: str, name: str) -> None:
@@ -61,7 +62,7 @@ async def choose_agent(workspace: WorkspaceRequests, session_id: str, name: str)
     `offered_agents`, or `acp:COMMAND ARGS`; `default` is the agent of the workspace. Raises
     BadRequest if there is no such agent, NotFound if the daemon cannot do that."""
     target = workspace.at("sessions", session_id, "agent")
-    await workspace.wire.ask(SessionAgent, "PUT", target, SessionAgent(name))
+    await workspace.wire.request(SessionAgent, "PUT", target, SessionAgent(name))
 
 
 # Commands ---------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ async def choose_agent(workspace: WorkspaceRequests, session_id: str, name: str)
 
 async def commands(workspace: WorkspaceRequests) -> list[CommandInfo]:
     """The prompts that can be sent by a name. Raises NotFound if the daemon has none at all."""
-    return await workspace.wire.ask_all(CommandInfo, workspace.at("commands"))
+    return await workspace.wire.request_list(CommandInfo, workspace.at("commands"))
 
 
 async def expand_command(
@@ -82,7 +83,17 @@ async def expand_command(
     name. Raises NotFound, or BadRequest if an argument is missing."""
     request = ExpandCommand(command, dict(arguments or {}), text)
     target = workspace.at("commands", "expand")
-    return (await workspace.wire.ask(ExpandedCommand, "POST", target, request)).prompt
+    return (await workspace.wire.request(ExpandedCommand, "POST", target, request)).prompt
+
+
+# Commands that a person types -------------------------------------------------------------------
+
+
+async def shell(workspace: WorkspaceRequests, session_id: str, command: str) -> ShellAnswer:
+    """Run a shell command for the user, not for the agent. It is recorded in the session."""
+    target = workspace.at("agent", "sessions", session_id, "shell")
+    request = ShellCommand(session_id, command)
+    return await workspace.wire.request(ShellAnswer, "POST", target, request, wait=LONG)
 
 
 # Changes of files -------------------------------------------------------------------------------
@@ -90,12 +101,12 @@ async def expand_command(
 
 async def changed_runs(workspace: WorkspaceRequests) -> list[ChangedRun]:
     """The runs that changed files, and the undos of such runs; the latest is last."""
-    return await workspace.wire.ask_all(ChangedRun, workspace.at("changes"))
+    return await workspace.wire.request_list(ChangedRun, workspace.at("changes"))
 
 
 async def run_changes(workspace: WorkspaceRequests, run_id: str) -> RunChanges:
     """The changes of a run to files, each with the reason if it cannot be undone."""
-    return await workspace.wire.ask(RunChanges, "GET", workspace.at("runs", run_id, "changes"))
+    return await workspace.wire.request(RunChanges, "GET", workspace.at("runs", run_id, "changes"))
 
 
 async def undo(
@@ -105,7 +116,7 @@ async def undo(
     `partial`. `dry_run` changes nothing and returns what would be done."""
     target = workspace.at("runs", run_id, "undo")
     request = UndoRequest(dry_run, partial)
-    return await workspace.wire.ask(UndoAnswer, "POST", target, request, wait=LONG)
+    return await workspace.wire.request(UndoAnswer, "POST", target, request, wait=LONG)
 
 
 # Configuration. `scope` says which file is written: 0 the user's, 1 the workspace's own. ---------
@@ -147,7 +158,7 @@ async def reread_config(workspace: WorkspaceRequests, *, everywhere: bool = Fals
 
 async def tool_servers(workspace: WorkspaceRequests) -> list[McpState]:
     """The tool servers of the workspace, by name."""
-    found = await workspace.wire.ask_plain(dict, workspace.at("mcp", "states"))
+    found = await workspace.wire.request_json(dict, workspace.at("mcp", "states"))
     return [decode(McpState, found[name], name) for name in sorted(found)]
 
 
@@ -158,7 +169,7 @@ async def use_tool_servers(
     waits until the daemon ends it. They are used until then, or until the iteration ends."""
     target, rest = workspace.at("mcp", "servers"), b""
     body = dumps(encode(WantServers(servers)))
-    async with contextlib.aclosing(workspace.wire.pieces("POST", target, body)) as pieces:
+    async with workspace.wire.stream("POST", target, body=body) as pieces:
         async for piece in pieces:
             *lines, rest = (rest + piece).split(b"\n")
             if len(rest) > _LINE_BYTES:
@@ -173,7 +184,7 @@ async def use_tool_servers(
 async def vitals(client: Client) -> Health:
     """The daemon's own figures: load, workspaces, clients, and what its checks found. Raises
     NotFound if it makes no reports."""
-    answer = await client.wire.send("GET", route("health", verbose=1))
+    answer = await client.send("GET", route("health", verbose=1))
     if not answer.strip():
         raise NotFound(f"the daemon at {client.address} makes no reports about itself")
     with readable("GET", "/v1/health"):
@@ -188,4 +199,4 @@ async def web(client: Client, port: int = 0, path: str = "", allow_host: str = "
     then on, at this port unless it is 0; browsers may call it `allow_host` (NAME:PORT), where a
     tunnel leads there."""
     wanted = WebRequest(port, path, allow_host)
-    return await client.wire.ask(WebAddress, "POST", route("web"), wanted)
+    return await client.request(WebAddress, "POST", route("web"), wanted)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..protocol.codec import omitted
 from ..protocol.features import NEVER
 from ..records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # Configuration. `scope` says which file is written: 0 the user's, 1 the workspace's own. ----------
 
@@ -71,6 +74,35 @@ class SessionAgent:
 @dataclass(slots=True)
 class ReadSkill:
     skill_id: str
+
+
+@dataclass(slots=True)
+class CommandArgument:
+    name: str
+    description: str = omitted()
+    required: bool = omitted(False)
+
+
+@dataclass(slots=True)
+class CommandInfo:
+    """A text that a user can send by its name. `source` is user, project, skill or mcp."""
+
+    id: str
+    name: str  # what a user types behind a slash; no two in a list are the same
+    description: str = ""
+    source: str = ""
+    arguments: list[CommandArgument] = field(default_factory=list)
+
+
+class OfferedCommand(Protocol):
+    """A prompt that users can send by a name, with arguments."""
+
+    @property
+    def info(self) -> CommandInfo: ...
+
+    async def expand(self, arguments: Mapping[str, str], text: str) -> str:
+        """The prompt, with the values of its arguments: only those it has, all that are required.
+        `text` is what was typed behind a command without arguments. Raises CrushliteError."""
 
 
 @dataclass(slots=True)
@@ -151,6 +183,24 @@ class McpState:
     tools: list[str] = omitted(list)
     left_out: list[str] = omitted(list)
     last_lines: str = omitted()
+
+
+# Commands that a person types --------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ShellCommand:
+    """Body of the shell route. The session in the path counts, not the one in here."""
+
+    session_id: str = ""
+    command: str = ""
+    term_width: int = 0
+
+
+@dataclass(slots=True)
+class ShellAnswer:
+    output: str
+    exit_code: int
 
 
 # The changes of runs to files, and undoing them ---------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import BadRequest, CrushliteError, LimitReached, PromptRefused, ProviderFailed
 from ..protocol.codec import dumps, encode
 from ..protocol.config import ROLES
-from ..protocol.ids import check_id
+from ..protocol.sessions import check_id
 from ..records import dataclass
 from ..runs import WhenBusy
 from ..store import STORE_ERRORS

@@ -85,8 +85,7 @@ class Connector(Protocol):
 
 
 class UnixConnector:
-    """Connects to a unix socket. Raises PeerMismatch unless its process has the uid `expect_uid`;
-    None accepts any."""
+    """Connects to a unix socket whose process has the uid `expect_uid`, if that is not None."""
 
     def __init__(self, path: str, *, expect_uid: int | None) -> None:
         self.path = path

@@ -18,7 +18,7 @@ URI_CHARS = 3 * PATH_CHARS + 100  # each byte of a path may be written as three 
 MOST_NUMBER = 2**31 - 1  # of a line or column, by the protocol: clients may read no larger one
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Position:
     line: int
     column: int  # in UTF-16 units

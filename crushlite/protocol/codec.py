@@ -18,11 +18,11 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import MISSING, field
+from dataclasses import MISSING, field, fields
 from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
 from ..errors import BadRequest
-from ..records import fields, is_record
+from ..records import is_record
 
 JSON = Any  # a JSON value of unknown shape
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Skills, commands, tool servers and language servers: their events, and what the seam holds."""
+"""The events of skills, tool servers and language servers."""
 
 from __future__ import annotations
 
@@ -27,24 +27,6 @@ class SkillsEvent:
     """All skills that were found, after that has changed."""
 
     states: list[SkillState] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class CommandArgument:
-    name: str
-    description: str = omitted()
-    required: bool = omitted(False)
-
-
-@dataclass(slots=True)
-class CommandInfo:
-    """A text that a user can send by its name. `source` is user, project, skill or mcp."""
-
-    id: str
-    name: str  # what a user types behind a slash; no two in a list are the same
-    description: str = ""
-    source: str = ""
-    arguments: list[CommandArgument] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -107,8 +107,7 @@ class Cut:
 
 
 def _decoded(body: bytes) -> str:
-    """The text of UTF-8 bytes, decoded in pieces. Raises UnicodeDecodeError, whose `start` counts
-    from the beginning of its piece."""
+    """The text of UTF-8 bytes, decoded in pieces. Raises UnicodeDecodeError, with a wrong place."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     view = memoryview(body)
     pieces = [decoder.decode(view[at : at + (1 << 20)]) for at in range(0, len(view), 1 << 20)]

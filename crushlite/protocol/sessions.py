@@ -1,9 +1,19 @@
-"""Sessions, their to-do lists, and the files they changed."""
+"""Sessions, their to-do lists, the files they changed, and ids that clients choose."""
 
 from __future__ import annotations
 
+from ..errors import BadRequest
 from ..records import dataclass
 from .codec import omitted
+
+ID_LENGTH = 200  # characters; long enough for any id scheme, short enough for a URL
+
+
+def check_id(name: str, value: str) -> None:
+    """Raise BadRequest for the id of a session or run that cannot be stored or put into a URL.
+    `name` is that of the field."""
+    if "\0" in value or len(value) > ID_LENGTH:
+        raise BadRequest(f"{name} must be at most {ID_LENGTH} characters without NUL")
 
 
 @dataclass(slots=True)
@@ -55,18 +65,3 @@ class File:
 class FileRead:
     session_id: str = ""
     path: str = ""
-
-
-@dataclass(slots=True)
-class ShellCommand:
-    """Body of the shell route. The session in the path counts, not the one in here."""
-
-    session_id: str = ""
-    command: str = ""
-    term_width: int = 0
-
-
-@dataclass(slots=True)
-class ShellAnswer:
-    output: str
-    exit_code: int

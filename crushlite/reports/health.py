@@ -48,6 +48,13 @@ class Process:
         return cls(time.process_time(), resident, files, most)
 
 
+def count_clients(backend: Backend) -> tuple[int, int]:
+    """How many clients have a claim, on however many workspaces, and all their open streams."""
+    claims = backend.claims
+    rows = [row for workspace in claims.live for row in claims.clients(workspace)]
+    return len({client for client, _, _ in rows}), sum(streams for _, _, streams in rows)
+
+
 async def health_of(backend: Backend, vitals: Vitals) -> Health:
     """The report of a daemon. Asks every store in use to write something, and waits for that at
     most STORE_SECONDS."""
@@ -55,7 +62,7 @@ async def health_of(backend: Backend, vitals: Vitals) -> Health:
     stores = {str(each.store.store.data_dir): each.store.store for each in workspaces}
     found = await asyncio.gather(*(_trouble(store, vitals.clock) for store in stores.values()))
     troubles = dict(zip(stores, found, strict=True))
-    clients, streams = backend.claims.census()
+    clients, streams = count_clients(backend)
     checks = _checks(backend, vitals.loop.lag, troubles)
     return Health(
         status="ok" if all(check.ok for check in checks) else "degraded",

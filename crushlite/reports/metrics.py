@@ -14,7 +14,7 @@ from ..protocol.runs import LIVE_STATES
 from ..records import dataclass
 from ..runs import Outcome
 from ..version import __version__
-from .health import Process
+from .health import Process, count_clients
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -84,7 +84,7 @@ def _of_daemon(vitals: Vitals) -> Iterator[Family]:
 
 def _of_workspaces(backend: Backend) -> Iterator[Family]:
     open_ = backend.everything()
-    clients, streams = backend.claims.census()
+    clients, streams = count_clients(backend)
     asked = sum(len(workspace.permissions.listed()) for workspace in open_)
     questions = sum(len(workspace.questions.listed()) for workspace in open_)
     yield Family("crushlite_workspaces", "Open workspaces.", len(open_))
@@ -111,7 +111,8 @@ def _of_runs(backend: Backend, totals: Counter[str]) -> Iterator[Family]:
 
 
 def _of_events(backend: Backend, totals: Counter[str]) -> Iterator[Family]:
-    queued = sum(workspace.hub.queued_bytes for workspace in backend.everything())
+    readers = [each for workspace in backend.everything() for each in workspace.hub.subscribers()]
+    queued = sum(each.backlog.bytes + each.buffered for each in readers)
     closed = {"slow": totals["closed_slow"], "failed": totals["closed_failed"]}
     yield Family("crushlite_events_published_total", "Events published.", totals["published"])
     yield Family(

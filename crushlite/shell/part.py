@@ -19,9 +19,9 @@ from ..clock import resolve_once
 from ..commands import process
 from ..commands.environment import command_env
 from ..errors import CrushliteError, SessionNotFound
+from ..features.wire import ShellAnswer
 from ..hosting.tasks import OwnedTasks
 from ..protocol.messages import ShellCommandPart
-from ..protocol.sessions import ShellAnswer
 from ..records import dataclass
 from ..wing import Author, WorkspacePart
 from .background import Background

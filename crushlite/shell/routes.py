@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..api.context import answer, body
 from ..api.entry import Entry, W
 from ..errors import BadRequest
-from ..protocol.sessions import ShellAnswer, ShellCommand
+from ..features.wire import ShellAnswer, ShellCommand
 from .part import ShellPart
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
-from ..protocol.features import CommandArgument, CommandInfo
+from ..features.wire import CommandArgument, CommandInfo
 from ..records import dataclass
 from ..worktree.frontmatter import split, text_of
 
@@ -31,7 +31,7 @@ _KNOWN = {"description", "argument-hint", "allowed-tools", "model", "agent", "na
 
 @dataclass(frozen=True, slots=True)
 class FileCommand:
-    """Implements wing.OfferedCommand."""
+    """Implements features.wire.OfferedCommand."""
 
     info: CommandInfo
     path: Path

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..clock import wait_at_most
 from ..errors import CrushliteError
-from ..protocol.features import CommandInfo, SkillsEvent
+from ..features.wire import CommandInfo
+from ..protocol.features import SkillsEvent
 from ..records import dataclass
 from ..wing import WorkspacePart
 from ..wings import has_wing
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..agent.base import OfferedTool, Turn
-    from ..wing import Author, OfferedCommand, OpenWorkspace, Ruling
+    from ..features.wire import OfferedCommand
+    from ..wing import Author, OpenWorkspace, Ruling
     from .skill import Skill
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ FRESH_SECONDS = 1.0  # in which the files are not read again for a prompt
 
 @dataclass(frozen=True, slots=True)
 class SkillCommand:
-    """A skill that a user starts. Implements wing.OfferedCommand."""
+    """A skill that a user starts. Implements features.wire.OfferedCommand."""
 
     skill: Skill
 

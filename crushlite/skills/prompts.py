@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.entry import W
 from ..errors import CrushliteError, NotFound
+from ..features.wire import CommandArgument, CommandInfo
 from ..http.messages import Response
 from ..protocol.codec import dumps, loads
-from ..protocol.features import CommandArgument, CommandInfo
 from ..records import dataclass
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SOURCE = "mcp"
 
 @dataclass(frozen=True, slots=True)
 class ServerPrompt:
-    """Implements wing.OfferedCommand. `request` is the one that asked for the commands."""
+    """Implements features.wire.OfferedCommand. `request` is the one that asked for the commands."""
 
     info: CommandInfo
     server: str

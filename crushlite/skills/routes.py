@@ -12,17 +12,16 @@ from ..api.context import answer, body
 from ..api.entry import Entry, W
 from ..clock import time_limit
 from ..errors import CrushliteError, NotFound
-from ..features.wire import ExpandCommand, ExpandedCommand, ReadSkill
-from ..protocol.features import CommandInfo
+from ..features.wire import CommandInfo, ExpandCommand, ExpandedCommand, ReadSkill
 from .wire import SkillContent, SkillInfo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ..api.context import Context
+    from ..features.wire import OfferedCommand
     from ..hosting.workspace import Workspace
     from ..http.messages import Request, Response
-    from ..wing import OfferedCommand
     from .part import SkillsPart
 
 log = logging.getLogger(__name__)

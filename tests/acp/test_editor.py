@@ -13,7 +13,7 @@ from crushlite.agent.base import Usage
 from crushlite.api.context import answer, body
 from crushlite.api.entry import Entry, W
 from crushlite.errors import BadRequest
-from crushlite.features.wire import ExpandCommand
+from crushlite.features.wire import CommandArgument, CommandInfo, ExpandCommand
 from crushlite.jsonrpc.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -22,7 +22,6 @@ from crushlite.jsonrpc.errors import (
     RpcError,
 )
 from crushlite.launch import Wanted
-from crushlite.protocol.features import CommandArgument, CommandInfo
 from crushlite.protocol.questions import Choice, Question
 from crushlite.protocol.sessions import Todo
 from crushlite.wing import Wing

@@ -32,6 +32,7 @@ from crushlite.features.wire import (
     RemoveValue,
     SessionAgent,
     SetValue,
+    ShellCommand,
     UndoRequest,
     WantServers,
     WebRequest,
@@ -42,7 +43,7 @@ from crushlite.protocol.config import AgentInit, ModelChoice
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
-from crushlite.protocol.sessions import CurrentSession, FileRead, Session, ShellCommand
+from crushlite.protocol.sessions import CurrentSession, FileRead, Session
 from crushlite.protocol.workspaces import Control, CreateWorkspace
 from crushlite.testing import Answer, LocalDaemon
 from crushlite.testing.scripted import ScriptedAgent

@@ -301,9 +301,9 @@ class RequestTests(ClientTestCase):
             (w.answer("b", [yes]), f"POST /questions/b{me}", replied, won),
             (w.answer("b", None), f"POST /questions/b{me}", dismissed, lost),
             (
-                *(w.shell("s", "ls"), "POST /agent/sessions/s/shell"),
+                *(features.shell(w, "s", "ls"), "POST /agent/sessions/s/shell"),
                 {"session_id": "s", "command": "ls", "term_width": 0},
-                sessions.ShellAnswer("x", 1),
+                changes.ShellAnswer("x", 1),
             ),
             (w.cancel("s"), cancel, None, receipt),
             (w.cancel("s", wait=3), f"{cancel}?wait=3", None, runs.CancelReceipt()),
@@ -457,11 +457,12 @@ class StreamTests(ClientTestCase):
             self.assertEqual(events.last_id, "e-1")
             await self.within(feed.gone.wait())
 
-    async def test_without_resume_the_base_stream_is_asked_for(self) -> None:
+    async def test_a_stream_with_ids_and_deltas_is_asked_for(self) -> None:
         workspace = await self.workspace()
         self.answers[EVENTS] = Feed()
-        async with workspace.events(resume=False):
-            self.assertEqual(self.targets, [f"GET /v1/workspaces/w1/events?client_id={ME}"])
+        async with workspace.events():
+            query = f"client_id={ME}&resume=1&deltas=1"
+            self.assertEqual(self.targets, [f"GET /v1/workspaces/w1/events?{query}"])
 
     async def test_a_stream_can_continue_an_earlier_one(self) -> None:
         workspace = await self.workspace()
@@ -695,7 +696,7 @@ class ReturnTests(ClientTestCase):
     async def test_a_return_without_a_position_says_that_events_may_be_missing(self) -> None:
         workspace = await self.workspace()
         self.answers[EVENTS] = [Feed(done(None), brief=True), Feed(done(None))]
-        async with workspace.events(resume=False) as stream:
+        async with workspace.events() as stream:
             self.assertEqual(await self.runs_of(stream, 3), ["rNone", "resync", "rNone"])
         self.assertEqual(self.positions, [None, None])
 

@@ -198,7 +198,7 @@ class CanaryTests(BoundedTestCase):
         texts = [dumps(encode(done))]
         session = (await workspace.sessions())[0].id
         texts += [dumps(encode(message)) for message in await workspace.messages(session)]
-        texts.append((await workspace.shell(session, "env")).output.encode())
+        texts.append((await requests.shell(workspace, session, "env")).output.encode())
         choice = {"provider": "quotes", "model": "m"}
         for role in ("large", "small"):
             await requests.set_config(workspace, f"models.{role}", choice)

@@ -7,10 +7,10 @@ import json
 import stat
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.factory import FollowsConfig
 from crushlite.cli.agent_names import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
+from crushlite.config.factory import FollowsConfig
 from crushlite.config.files import Roots
 from crushlite.config.loading import ConfigFiles
 from crushlite.fake_model import End, FakeModel, Say, obedient

@@ -441,7 +441,7 @@ class Ports(ConsoleCase):
         await daemon.daemon.stop()
         self.assertFalse(file.exists())
 
-    async def test_a_port_that_a_killed_daemon_left_is_taken_up_without_its_token(self) -> None:
+    async def test_the_token_that_a_killed_daemon_left_for_a_port_opens_nothing(self) -> None:
         runtime = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))
         self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": runtime}))
         port = _free_port()
@@ -449,7 +449,7 @@ class Ports(ConsoleCase):
         folder.mkdir(mode=0o700)
         left = TokenFile(folder, port)
         await self.serve(tcp=False)
-        answer = await self.daemon.call("POST", "/v1/web")
+        answer = await self.daemon.call("POST", "/v1/web", {"port": port})
         self.assertEqual(urlsplit(answer.json["url"]).port, port)
         self.assertNotEqual(self.daemon.daemon.token_of(port), left.token)
         self.assertEqual((await self.ask("GET", "/v1/health", token=left.token)).status, 401)

@@ -23,7 +23,6 @@ from crushlite.listen import (
     default_path,
     default_socket,
     directory_lock,
-    left_behind_ports,
     listen,
     parse_address,
     private_directory,
@@ -496,13 +495,6 @@ class Tokens(TemporaryTestCase):
         following = TokenFile(self.root, 8080)
         self.assertNotEqual(following.token, left.token)
         self.assertEqual(following.path.read_text(), following.token + "\n")
-
-    def test_the_ports_of_killed_daemons_are_found_newest_first(self) -> None:
-        for count, port in enumerate((4000, 3000, 5000)):
-            path = TokenFile(self.root, port).path
-            os.utime(path, (count, count))
-        (self.root / "tcp-x.token").touch()
-        self.assertEqual(left_behind_ports(self.root), [5000, 3000, 4000])
 
     def test_the_file_is_always_a_new_one(self) -> None:
         path = self.root / "tcp-8080.token"

@@ -537,7 +537,6 @@ class DropAndCloseTest(MachineCase):
         self.assertEqual(repr(run), "<Run a active durable>")
         self.runs.close()
         self.assertEqual(repr(run), "<Run a active durable canceled>")
-        self.assertEqual(repr(self.runs), "<Runs live=1 sessions=1 closed>")
 
 
 # Exploration ------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from crushlite.features.wire import (
     ChangedRun,
     Check,
     ClientServer,
+    CommandArgument,
+    CommandInfo,
     CompactMode,
     ExpandCommand,
     ExpandedCommand,
@@ -36,6 +38,8 @@ from crushlite.features.wire import (
     RunChanges,
     SessionAgent,
     SetValue,
+    ShellAnswer,
+    ShellCommand,
     UndoAnswer,
     UndoRequest,
     UsedServers,
@@ -50,8 +54,6 @@ from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encod
 from crushlite.protocol.config import AgentInfo, AgentInit, Model, ModelChoice, SelectedModel
 from crushlite.protocol.events import ConfigChanged, Envelope, Resync
 from crushlite.protocol.features import (
-    CommandArgument,
-    CommandInfo,
     LSPEvent,
     McpEvent,
     SkillsEvent,
@@ -102,15 +104,7 @@ from crushlite.protocol.runs import (
     RunComplete,
     RunInfo,
 )
-from crushlite.protocol.sessions import (
-    CurrentSession,
-    File,
-    FileRead,
-    Session,
-    ShellAnswer,
-    ShellCommand,
-    Todo,
-)
+from crushlite.protocol.sessions import CurrentSession, File, FileRead, Session, Todo
 from crushlite.protocol.workspaces import Control, CreateWorkspace, Space, VersionInfo, Workspace
 from crushlite.skills.wire import SkillContent, SkillInfo, SkillSummary
 from tests.support.wire import wire_classes

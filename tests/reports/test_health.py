@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import unittest
 import unittest.mock
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from crushlite.claims import Claims, Graces
 from crushlite.clock import SystemClock
 from crushlite.reports import health as reported
 from crushlite.reports.wing import ReportsWing
@@ -25,6 +28,19 @@ if TYPE_CHECKING:
 
 def wait_for(gate: threading.Event) -> None:
     gate.wait(20)
+
+
+class CountTests(unittest.TestCase):
+    def test_a_client_counts_once_and_each_of_its_streams(self) -> None:
+        claims = Claims(Graces())
+        backend: Any = SimpleNamespace(claims=claims)
+        self.assertEqual(reported.count_clients(backend), (0, 0))
+        for workspace, client in (("V", "A"), ("W", "A"), ("W", "B")):
+            claims.admit(client)
+            claims.create(workspace, client)
+        for workspace in ("V", "V", "W"):
+            claims.attach(workspace, "A")
+        self.assertEqual(reported.count_clients(backend), (2, 3))
 
 
 class HealthTests(BoundedTestCase):

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crushlite.agent.factory import FollowsConfig
 from crushlite.claims import Graces
 from crushlite.testing import LocalDaemon
 from tests.support.places import ROOT
@@ -330,4 +329,4 @@ class PresenceScenarios(WorkspaceTestCase):
 
 def agentless(clock: Clock) -> LocalDaemon:
     """A daemon whose workspaces open without an agent."""
-    return LocalDaemon(FollowsConfig(lambda path, env, config: None), clock=clock)
+    return LocalDaemon(lambda path, env, config: None, clock=clock)

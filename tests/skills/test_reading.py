@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 from crushlite.errors import BadRequest
-from crushlite.protocol.features import CommandArgument, CommandInfo
+from crushlite.features.wire import CommandArgument, CommandInfo
 from crushlite.skills.catalogue import Folders, folders_of, instructions, read
 from crushlite.skills.command import assign, read_command
 from crushlite.skills.skill import read_skill

@@ -149,7 +149,7 @@ class RouteTests(BoundedTestCase):
         anna = await self.daemon.join()
 
         class Broken(WorkspacePart):
-            async def commands(self) -> list[object]:  # type: ignore[override]
+            async def commands(self) -> list[object]:
                 raise RuntimeError("broken")
 
         self.daemon.backend.get(anna.workspace["id"]).parts.insert(0, Broken())
