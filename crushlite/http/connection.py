@@ -84,7 +84,6 @@ class Owner:
         self.urgent_bodies = BodyBudget(limits.urgent_bodies)  # the same for urgent routes
         self.connections: set[Connection] = set()  # all that are not lost yet
         self.tasks: set[asyncio.Task[None]] = set()
-        self.requests = 0
         self._translate = translate
         self._date = b""
         self._date_second = -1
@@ -96,7 +95,6 @@ class Owner:
         self, connection: Connection, request: Request, handler: Handler
     ) -> asyncio.Task[None]:
         """Carry a request out in a task, which ends with `answer`."""
-        self.requests += 1
         coroutine = self._carry_out(connection, request, handler)
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
@@ -194,10 +192,6 @@ class Connection(asyncio.Protocol):
         self._leaving = False  # the stream is to be closed when it has written what waits
         self.writable = False  # whether the stream may write: see `ByteSink`
         self._most = -1  # bytes it may write to the transport at once; -1 while there is a rest
-
-    @property
-    def streaming(self) -> bool:
-        return self.state is State.STREAM
 
     # Transport callbacks.
 

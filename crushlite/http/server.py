@@ -33,9 +33,7 @@ class Statistics:
     """Figures of a server."""
 
     connections: int  # open now
-    streams: int  # of these, answered with a stream
     in_flight: int  # requests being carried out, with or without their connection
-    requests: int  # carried out since the start
     answers: dict[int, int]  # begun since the start, refusals too, by status
 
 
@@ -108,6 +106,5 @@ class HTTPServer(Owner):
 
     @property
     def statistics(self) -> Statistics:
-        streams = sum(connection.streaming for connection in self.connections)
         connections = sum(map(len, self.capacity.values()))
-        return Statistics(connections, streams, len(self.tasks), self.requests, dict(self.answers))
+        return Statistics(connections, len(self.tasks), dict(self.answers))

@@ -19,7 +19,7 @@ events or HTTP.
 
 from __future__ import annotations
 
-from .callqueue import Executor, InlineExecutor
+from .callqueue import Executor
 from .connection import Connection, ConnectionFactory, connect
 from .runs import RunRow
 from .scoped import ScopedStore
@@ -31,7 +31,6 @@ __all__ = [
     "Connection",
     "ConnectionFactory",
     "Executor",
-    "InlineExecutor",
     "RunRow",
     "ScopedStore",
     "Store",

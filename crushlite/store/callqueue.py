@@ -40,16 +40,6 @@ class Executor(Protocol):
         """Run `call`, now or later, in this thread or in another. `call` never raises."""
 
 
-class InlineExecutor:
-    """Runs each call at once in the calling thread: a store without threads, for tests."""
-
-    def __init__(self, name: str = "") -> None:
-        self.name = name
-
-    def start(self, call: Callable[[], None]) -> None:
-        call()
-
-
 @dataclass(slots=True, eq=False)
 class StoreCall:
     work: Callable[..., Any]

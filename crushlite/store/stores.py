@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, TypeVar
 from ..errors import (
     BadRequest,
     CorruptDatabase,
-    CrushliteError,
     IllegalCall,
     NotFound,
     StoreBusy,
@@ -34,7 +33,7 @@ from .checkpoints import Checkpoints
 from .connection import Connections, configure, connect as default_connect, says_damage, transaction
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
 from .inspection import damaged, inspect, no_litter
-from .migrations import VERSION, migrate
+from .migrations import migrate
 from .reader import Reader
 from .recovery import recover
 from .writer import Writer
@@ -87,18 +86,6 @@ class Store:
 
     def off_healed(self, callback: Callable[[], None]) -> None:
         self._writer.healed_callbacks.remove(callback)
-
-    async def probe(self) -> bool:
-        """Try a tiny write that changes nothing; returns whether it worked. `trouble` follows."""
-        try:
-            # A PRAGMA writes its page even if the value is the same, and is no change of a row.
-            await self.submit(
-                lambda conn: conn.execute(f"PRAGMA user_version = {VERSION}").close(), durably=True
-            )
-        except CrushliteError:
-            return False
-        self._writer.heal()
-        return True
 
     def submit(
         self, work: Callable[[sqlite3.Connection], T], *, durably: bool = False

@@ -104,14 +104,11 @@ class Writer(CallQueue):
                 self.trouble = str(call.error)
                 return
             if call.error is None and call.wrote:  # a commit of no rows proves nothing
-                return self.heal()
-
-    def heal(self) -> None:
-        """A write has reached the file: end the trouble, if there is any."""
-        if self.trouble is not None:
-            self.trouble = None
-            for callback in self.healed_callbacks:
-                self._loop.call_soon(callback)  # each on its own: one may raise
+                if self.trouble is not None:
+                    self.trouble = None
+                    for callback in self.healed_callbacks:
+                        self._loop.call_soon(callback)  # each on its own: one may raise
+                return
 
     # A batch ------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.protocol.messages import FinishPart, Message, Part, ToolCallPart
 from crushlite.protocol.sessions import Session
 from crushlite.repair.salvage import salvage
-from crushlite.store import InlineExecutor, RunRow, Stores, connect
+from crushlite.store import RunRow, Stores, connect
 from crushlite.store.directory import is_owned, last_note
 from crushlite.store.messages import get_message, insert_message
 from crushlite.store.migrations import MIGRATIONS
@@ -31,6 +31,7 @@ from crushlite.store.sessions import (
     insert_session,
 )
 from crushlite.testing.fake_clock import FakeClock
+from crushlite.testing.inline import InlineExecutor
 from tests.store.test_damage import DamageCase, damage
 from tests.support.store import StoreCase, ending, list_sessions
 

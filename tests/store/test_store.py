@@ -19,9 +19,9 @@ from crushlite.errors import (
     StoreOverloaded,
 )
 from crushlite.protocol.sessions import Session
-from crushlite.store import InlineExecutor
 from crushlite.store.callqueue import MAX_WAITING
 from crushlite.store.sessions import get_session, insert_session, rename_session
+from crushlite.testing import InlineExecutor
 from tests.support.store import Gate, StoreCase, add, ids, list_sessions
 
 
