@@ -45,6 +45,10 @@ INTERRUPTED = "interrupted: the daemon stopped"
 _END = 2**63 - 1  # a position behind all others
 
 
+# Where the user messages of a session's runs stand, and the carrier of each run, in order.
+_Prompts = list[tuple[int, str]]
+
+
 class _Placed(NamedTuple):
     position: int  # of the message in its session
     message: Message
@@ -61,45 +65,30 @@ def recover(conn: Connection, boot_id: str, now: float) -> list[str]:
         (boot_id,),
     ).fetchall()
     rows = [(scope, run_from_row(tuple(values))) for scope, *values in found]
-    prompts: dict[tuple[str, str], _Prompts] = {}
+    prompts: dict[tuple[str, str], _Prompts] = {}  # by scope and session
     for scope, row in rows:
         session = scope, row.session_id
         if session not in prompts:
-            prompts[session] = _Prompts(conn, *session)
+            prompts[session] = _find_prompts(conn, *session)
         _recover_run(conn, scope, row, prompts[session], now)
     for scope, sid in _other_sessions(conn, rows):
         _mend(conn, scope, _messages(conn, scope, sid, 0, _END), now)
     return [row.run_id for _, row in rows]
 
 
-class _Prompts:
-    """Where the user messages of the runs of a session stand. Read once: a session may have many
-    thousands of runs, and hundreds of them may be open."""
-
-    def __init__(self, conn: Connection, scope: str, sid: str) -> None:
-        rows = conn.execute(
-            """
-            SELECT messages.position, runs.carrier FROM runs JOIN messages
-            ON messages.scope = runs.scope AND messages.id = runs.user_message_id
-            WHERE runs.scope = ? AND runs.session_id = ?
-            """,
-            (scope, sid),
-        ).fetchall()
-        for row in rows:
-            check_row("the position of a message", row, (int, str))
-        self._places: list[tuple[int, str]] = sorted(rows)  # position and carrier
-
-    def add(self, position: int, carrier: str) -> None:
-        bisect.insort(self._places, (position, carrier))
-
-    def next(self, start: int, run_id: str) -> int:
-        """The position of the first user message behind `start` that is not of a rider of this run,
-        _END if there is none."""
-        for at in range(bisect.bisect_left(self._places, (start + 1, "")), len(self._places)):
-            position, carrier = self._places[at]
-            if carrier != run_id:
-                return position
-        return _END
+def _find_prompts(conn: Connection, scope: str, sid: str) -> _Prompts:
+    """Read once: a session may have many thousands of runs, and hundreds of them may be open."""
+    rows = conn.execute(
+        """
+        SELECT messages.position, runs.carrier FROM runs JOIN messages
+        ON messages.scope = runs.scope AND messages.id = runs.user_message_id
+        WHERE runs.scope = ? AND runs.session_id = ?
+        """,
+        (scope, sid),
+    ).fetchall()
+    for row in rows:
+        check_row("the position of a message", row, (int, str))
+    return sorted(rows)
 
 
 def _recover_run(conn: Connection, scope: str, row: RunRow, prompts: _Prompts, now: float) -> None:
@@ -114,7 +103,10 @@ def _recover_run(conn: Connection, scope: str, row: RunRow, prompts: _Prompts, n
         if carrier.outcome:
             outcome, error = carrier.outcome, carrier.error
     else:
-        turn = _messages(conn, scope, row.session_id, start + 1, prompts.next(start, row.run_id))
+        first = bisect.bisect_left(prompts, (start + 1, ""))
+        behind = (prompts[at] for at in range(first, len(prompts)))
+        end = next((place for place, carrier_id in behind if carrier_id != row.run_id), _END)
+        turn = _messages(conn, scope, row.session_id, start + 1, end)
         answer = _mend(conn, scope, turn, now)
         if answer is None:
             answer = _message(row.session_id, "assistant", int(now))
@@ -141,7 +133,7 @@ def _restore_prompt(
         start_run(conn, scope, row.run_id, message, now)
         position = position_of(conn, scope, message.id)
         assert position is not None
-        prompts.add(position, row.carrier)
+        bisect.insort(prompts, (position, row.carrier))
     return position
 
 

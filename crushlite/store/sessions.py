@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, CorruptDatabase, SessionNotFound
 from ..protocol.codec import decode, dumps, encode
@@ -52,6 +52,7 @@ _TEXT = f"""CASE WHEN {_PLAIN} THEN CAST(json_object(
 """
 MOST_COST = 1e300  # past the largest number there is infinity, which no JSON can hold
 _ADD_COST = f"cost = min(cost + :cost, {MOST_COST})"
+_SET_TOKENS = "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens"
 _DESCENDANTS = """
     WITH RECURSIVE family (id) AS (
         SELECT :id
@@ -76,16 +77,12 @@ def insert_session(conn: sqlite3.Connection, scope: str, session: Session) -> No
     Raises SessionNotFound if its parent is missing, and BadRequest as `check_usage` does."""
     if session.parent_session_id:
         require_session(conn, scope, session.parent_session_id)
-    check_usage(session.prompt_tokens, session.completion_tokens, session.cost)
-    values = {
+    values = check_usage(session.prompt_tokens, session.completion_tokens, session.cost) | {
         "scope": scope,
         "id": session.id,
         "parent_session_id": session.parent_session_id or None,
         "title": session.title,
-        "prompt_tokens": session.prompt_tokens,
-        "completion_tokens": session.completion_tokens,
         "summary_message_id": session.summary_message_id,
-        "cost": session.cost,
         "todos": _todos(session.todos),
         "created_at": session.created_at,
         "updated_at": session.updated_at,
@@ -142,7 +139,8 @@ def rename_session(
     conn: sqlite3.Connection, scope: str, sid: str, title: str, now: float
 ) -> Session:
     """Set a title that a user has chosen. No generated title replaces it."""
-    return _update(conn, scope, sid, "title = :title, title_by_user = 1", now=now, title=title)
+    values = {"title": title}
+    return _update(conn, scope, sid, now, "title = :title, title_by_user = 1", values)
 
 
 def set_title(  # noqa: PLR0913 - the counters are three and belong to the title's one statement
@@ -157,21 +155,14 @@ def set_title(  # noqa: PLR0913 - the counters are three and belong to the title
 ) -> Session | None:
     """Set a generated title, unless a user has chosen one, and add what it cost. Returns None if
     the session is gone. The usage is added in SQL, as a running turn saves its own meanwhile."""
-    check_usage(prompt_tokens, completion_tokens, cost)
+    values = check_usage(prompt_tokens, completion_tokens, cost) | {"title": title}
+    assignments = (
+        "title = CASE WHEN title_by_user OR :title = '' THEN title ELSE :title END, "
+        f"prompt_tokens = min(prompt_tokens + :prompt_tokens, {_MAX}), "
+        f"completion_tokens = min(completion_tokens + :completion_tokens, {_MAX}), {_ADD_COST}"
+    )
     try:
-        return _update(
-            conn,
-            scope,
-            sid,
-            "title = CASE WHEN title_by_user OR :title = '' THEN title ELSE :title END, "
-            f"prompt_tokens = min(prompt_tokens + :prompt_tokens, {_MAX}), "
-            f"completion_tokens = min(completion_tokens + :completion_tokens, {_MAX}), {_ADD_COST}",
-            now=now,
-            title=title,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            cost=cost,
-        )
+        return _update(conn, scope, sid, now, assignments, values)
     except SessionNotFound:
         return None
 
@@ -187,29 +178,19 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
 ) -> Session:
     """Save the usage of a step: the token counts replace those of the step before, as they show
     how full the context is; the cost is added."""
-    check_usage(prompt_tokens, completion_tokens, cost_delta)
-    return _update(
-        conn,
-        scope,
-        sid,
-        "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, " + _ADD_COST,
-        now=now,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        cost=cost_delta,
-    )
+    values = check_usage(prompt_tokens, completion_tokens, cost_delta)
+    return _update(conn, scope, sid, now, f"{_SET_TOKENS}, {_ADD_COST}", values)
 
 
 def add_cost(conn: sqlite3.Connection, scope: str, sid: str, cost: float, now: float) -> Session:
     """Add what was spent elsewhere for a session, in one of its children."""
-    check_usage(0, 0, cost)
-    return _update(conn, scope, sid, _ADD_COST, now=now, cost=cost)
+    return _update(conn, scope, sid, now, _ADD_COST, check_usage(0, 0, cost))
 
 
 def set_todos(
     conn: sqlite3.Connection, scope: str, sid: str, todos: list[Todo], now: float
 ) -> Session:
-    return _update(conn, scope, sid, "todos = :todos", now=now, todos=_todos(todos))
+    return _update(conn, scope, sid, now, "todos = :todos", {"todos": _todos(todos)})
 
 
 def set_summary(
@@ -222,17 +203,9 @@ def set_summary(
 ) -> Session:
     """Set the summary that stands for all messages before it, and with it how full the context
     is."""
-    check_usage(0, completion_tokens, 0.0)
-    return _update(
-        conn,
-        scope,
-        sid,
-        "summary_message_id = :message_id, prompt_tokens = 0, "
-        "completion_tokens = :completion_tokens",
-        now=now,
-        message_id=message_id,
-        completion_tokens=completion_tokens,
-    )
+    values = check_usage(0, completion_tokens, 0.0) | {"message_id": message_id}
+    assignments = f"summary_message_id = :message_id, {_SET_TOKENS}"
+    return _update(conn, scope, sid, now, assignments, values)
 
 
 def child_ids(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
@@ -254,10 +227,9 @@ def _update(
     conn: sqlite3.Connection,
     scope: str,
     sid: str,
-    assignments: str,
-    *,
     now: float,
-    **values: str | float,
+    assignments: str,
+    values: dict[str, Any],
 ) -> Session:
     conn.execute(
         f"UPDATE sessions SET {assignments}, {_TOUCH} WHERE scope = :scope AND id = :id",
@@ -287,10 +259,11 @@ def _todos(todos: list[Todo]) -> str:
     return dumps(encode(todos)).decode("ascii")
 
 
-def check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> None:
-    """Raise BadRequest for counts and costs that must not be stored. SQLite would store a fraction
-    as a count, and a client that reads an integer would then refuse the session."""
+def check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> dict[str, Any]:
+    """Return these as values of a statement. Raises BadRequest for what must not be stored: SQLite
+    would store a fraction as a count, and clients that read an integer would refuse the session."""
     counts = (prompt_tokens, completion_tokens)
     whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in counts)
     if not whole or not isinstance(cost, float | int) or not 0 <= cost < math.inf:
         raise BadRequest("token counts must be whole and 64-bit, a cost finite, none negative")
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "cost": cost}
