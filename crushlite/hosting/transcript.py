@@ -31,7 +31,6 @@ from ..records import copied, dataclass
 from ..store import (
     listing,
     messages as message_rows,
-    notes as note_rows,
     sessions as session_rows,
 )
 from ..unique import new_id
@@ -295,7 +294,7 @@ class Transcript:
         def read(conn: Connection, scope: str) -> tuple[Session, list[Message], str]:
             session = session_rows.get_session(conn, scope, session_id)
             rows = message_rows.list_messages(conn, scope, session_id)
-            return session, rows, note_rows.get_notes(conn, scope, session_id, notes_owner)
+            return session, rows, session_rows.get_notes(conn, scope, session_id, notes_owner)
 
         seen = self._seen(session_id)
         session, rows, notes = await self._store.read(read)

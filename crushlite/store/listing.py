@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from ..protocol.messages import Message
+    from .connection import Connection
 
 PIECE = 250  # messages: joining so many delays no other thread for long
 BEYOND = 2**62  # any position and sequence number
@@ -42,7 +43,7 @@ _TEXT = (
 
 
 def message_texts(
-    conn: sqlite3.Connection, scope: str, sid: str, live: Collection[str], recent: int = 0
+    conn: Connection, scope: str, sid: str, live: Collection[str], recent: int = 0
 ) -> tuple[list[bytes], list[Message]]:
     """A session's messages, oldest first: as pieces of JSON up to the first of those whose ids are
     in `live`, as objects from there on. At least the `recent` newest are objects. Raises
@@ -60,7 +61,7 @@ def message_texts(
 
 
 def user_message_texts(
-    conn: sqlite3.Connection, scope: str, sid: str | None, live: Collection[str], recent: int = 0
+    conn: Connection, scope: str, sid: str | None, live: Collection[str], recent: int = 0
 ) -> tuple[list[Message], list[bytes]]:
     """What users wrote, in one session or in all, newest first: as objects down to the oldest of
     those whose ids are in `live`, and below that as pieces of JSON. The rows of the `recent` newest
@@ -79,7 +80,7 @@ def user_message_texts(
     return messages, list(_joined(conn, f"{by_users} AND seq < :first {order}", bounds))
 
 
-def _first(conn: sqlite3.Connection, column: str, scope: str, live: Collection[str]) -> int:
+def _first(conn: Connection, column: str, scope: str, live: Collection[str]) -> int:
     """The lowest value of `column` among the live messages that have a row, BEYOND if none has."""
     if not live:
         return BEYOND
@@ -97,7 +98,7 @@ def _place(found: Any, otherwise: int) -> int:
     return int(found)
 
 
-def _joined(conn: sqlite3.Connection, of_these: str, bounds: Any) -> Iterator[bytes]:
+def _joined(conn: Connection, of_these: str, bounds: Any) -> Iterator[bytes]:
     """The JSON of the selected messages, up to PIECE of them joined by commas."""
     damage = CorruptDatabase("a message is damaged and cannot be read: see `doctor`")
     try:

@@ -16,7 +16,7 @@ from .connection import check_row
 from .sessions import require_session
 
 if TYPE_CHECKING:
-    import sqlite3
+    from .connection import Connection
 
 MESSAGE_COLUMNS = (
     "id, role, session_id, parts, model, provider, created_at, updated_at, is_summary_message"
@@ -32,7 +32,7 @@ _NEXT_POSITION = (
 
 
 def insert_message(
-    conn: sqlite3.Connection, scope: str, message: Message, position: int | None = None
+    conn: Connection, scope: str, message: Message, position: int | None = None
 ) -> None:
     """Add a message at the end of its session, or right behind those at `position`. Raises
     SessionNotFound."""
@@ -52,7 +52,7 @@ def insert_message(
     )
 
 
-def save_message(conn: sqlite3.Connection, scope: str, message: Message) -> None:
+def save_message(conn: Connection, scope: str, message: Message) -> None:
     """Update the parts, model, provider and time of a message. Does nothing if it has no row: its
     session may be deleted while a turn still streams."""
     conn.execute(
@@ -65,7 +65,7 @@ def save_message(conn: sqlite3.Connection, scope: str, message: Message) -> None
     )
 
 
-def get_message(conn: sqlite3.Connection, scope: str, mid: str) -> Message:
+def get_message(conn: Connection, scope: str, mid: str) -> Message:
     row = conn.execute(
         f"SELECT {MESSAGE_COLUMNS} FROM messages WHERE scope = ? AND id = ?", (scope, mid)
     ).fetchone()
@@ -74,7 +74,7 @@ def get_message(conn: sqlite3.Connection, scope: str, mid: str) -> Message:
     return message_from_row(row)
 
 
-def position_of(conn: sqlite3.Connection, scope: str, mid: str) -> int | None:
+def position_of(conn: Connection, scope: str, mid: str) -> int | None:
     """The position of a message in its session; None if there is no such message."""
     row = conn.execute(
         "SELECT position FROM messages WHERE scope = ? AND id = ?", (scope, mid)
@@ -85,7 +85,7 @@ def position_of(conn: sqlite3.Connection, scope: str, mid: str) -> int | None:
     return int(row[0])
 
 
-def list_messages(conn: sqlite3.Connection, scope: str, sid: str) -> list[Message]:
+def list_messages(conn: Connection, scope: str, sid: str) -> list[Message]:
     """The messages of a session in their order."""
     rows = conn.execute(
         f"SELECT {MESSAGE_COLUMNS} FROM messages WHERE scope = ? AND session_id = ? "
@@ -95,7 +95,7 @@ def list_messages(conn: sqlite3.Connection, scope: str, sid: str) -> list[Messag
     return [message_from_row(row) for row in rows]
 
 
-def delete_message(conn: sqlite3.Connection, scope: str, mid: str) -> None:
+def delete_message(conn: Connection, scope: str, mid: str) -> None:
     conn.execute("DELETE FROM messages WHERE scope = ? AND id = ?", (scope, mid))
 
 

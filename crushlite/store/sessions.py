@@ -17,8 +17,9 @@ from ..protocol.sessions import Session, Todo
 from .connection import check_row
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Collection
+
+    from .connection import Connection
 
 _COLUMNS = (
     "id, coalesce(parent_session_id, ''), title, message_count, prompt_tokens, completion_tokens, "
@@ -50,6 +51,7 @@ _TEXT = f"""CASE WHEN {_PLAIN} THEN CAST(json_object(
     'summary_message_id', summary_message_id, 'cost', json({_COST}), 'created_at', created_at,
     'updated_at', updated_at, 'is_busy', json('false'), 'attached_clients', 0) AS BLOB) END
 """
+NOTES_CHARS = 1 << 20
 MOST_COST = 1e300  # past the largest number there is infinity, which no JSON can hold
 _ADD_COST = f"cost = min(cost + :cost, {MOST_COST})"
 _SET_TOKENS = "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens"
@@ -64,7 +66,7 @@ _DESCENDANTS = """
 """
 
 
-def require_session(conn: sqlite3.Connection, scope: str, sid: str) -> None:
+def require_session(conn: Connection, scope: str, sid: str) -> None:
     """Raise SessionNotFound if there is no such session. Before every insert that refers to one: a
     foreign key that fails does not say which."""
     found = conn.execute("SELECT 1 FROM sessions WHERE scope = ? AND id = ?", (scope, sid))
@@ -72,7 +74,7 @@ def require_session(conn: sqlite3.Connection, scope: str, sid: str) -> None:
         raise SessionNotFound(f"session {sid} not found")
 
 
-def insert_session(conn: sqlite3.Connection, scope: str, session: Session) -> None:
+def insert_session(conn: Connection, scope: str, session: Session) -> None:
     """Insert a session. `message_count` of the argument is ignored: a new session has no messages.
     Raises SessionNotFound if its parent is missing, and BadRequest as `check_usage` does."""
     if session.parent_session_id:
@@ -93,7 +95,7 @@ def insert_session(conn: sqlite3.Connection, scope: str, session: Session) -> No
     )
 
 
-def get_session(conn: sqlite3.Connection, scope: str, sid: str) -> Session:
+def get_session(conn: Connection, scope: str, sid: str) -> Session:
     row = conn.execute(
         f"SELECT {_COLUMNS} FROM sessions WHERE scope = ? AND id = ?", (scope, sid)
     ).fetchone()
@@ -103,7 +105,7 @@ def get_session(conn: sqlite3.Connection, scope: str, sid: str) -> Session:
 
 
 def session_texts(
-    conn: sqlite3.Connection, scope: str, apart: Collection[str] = ()
+    conn: Connection, scope: str, apart: Collection[str] = ()
 ) -> list[bytes | Session]:
     """Top-level sessions, the one changed last first, as JSON that SQLite writes: with a thousand
     of them that takes a third of the time. Those whose ids are in `apart`, and those with todos,
@@ -135,16 +137,14 @@ def session_texts(
     return listed
 
 
-def rename_session(
-    conn: sqlite3.Connection, scope: str, sid: str, title: str, now: float
-) -> Session:
+def rename_session(conn: Connection, scope: str, sid: str, title: str, now: float) -> Session:
     """Set a title that a user has chosen. No generated title replaces it."""
     values = {"title": title}
     return _update(conn, scope, sid, now, "title = :title, title_by_user = 1", values)
 
 
 def set_title(  # noqa: PLR0913 - the counters are three and belong to the title's one statement
-    conn: sqlite3.Connection,
+    conn: Connection,
     scope: str,
     sid: str,
     title: str,
@@ -168,7 +168,7 @@ def set_title(  # noqa: PLR0913 - the counters are three and belong to the title
 
 
 def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
-    conn: sqlite3.Connection,
+    conn: Connection,
     scope: str,
     sid: str,
     prompt_tokens: int,
@@ -182,24 +182,17 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
     return _update(conn, scope, sid, now, f"{_SET_TOKENS}, {_ADD_COST}", values)
 
 
-def add_cost(conn: sqlite3.Connection, scope: str, sid: str, cost: float, now: float) -> Session:
+def add_cost(conn: Connection, scope: str, sid: str, cost: float, now: float) -> Session:
     """Add what was spent elsewhere for a session, in one of its children."""
     return _update(conn, scope, sid, now, _ADD_COST, check_usage(0, 0, cost))
 
 
-def set_todos(
-    conn: sqlite3.Connection, scope: str, sid: str, todos: list[Todo], now: float
-) -> Session:
+def set_todos(conn: Connection, scope: str, sid: str, todos: list[Todo], now: float) -> Session:
     return _update(conn, scope, sid, now, "todos = :todos", {"todos": _todos(todos)})
 
 
 def set_summary(
-    conn: sqlite3.Connection,
-    scope: str,
-    sid: str,
-    message_id: str,
-    completion_tokens: int,
-    now: float,
+    conn: Connection, scope: str, sid: str, message_id: str, completion_tokens: int, now: float
 ) -> Session:
     """Set the summary that stands for all messages before it, and with it how full the context
     is."""
@@ -208,13 +201,13 @@ def set_summary(
     return _update(conn, scope, sid, now, assignments, values)
 
 
-def child_ids(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
+def child_ids(conn: Connection, scope: str, sid: str) -> list[str]:
     """The ids of a session's children, their children and so on, each once."""
     rows = conn.execute(_DESCENDANTS, {"scope": scope, "id": sid})
     return [child for (child,) in rows]
 
 
-def delete_session(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
+def delete_session(conn: Connection, scope: str, sid: str) -> list[str]:
     """Delete a session with its children, messages, files, read marks and runs (they cascade).
     Returns the ids of the deleted sessions, the given one first. Raises SessionNotFound."""
     require_session(conn, scope, sid)
@@ -223,13 +216,35 @@ def delete_session(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
     return gone
 
 
+# What agents and wings keep with a session: for each owner one text of its own making, which no
+# client sees. The owner '' is the agent of the workspace.
+
+
+def get_notes(conn: Connection, scope: str, sid: str, owner: str = "") -> str:
+    """What was kept last; empty if nothing was. A database that came with a project may hold
+    anything: what `set_notes` would not have stored counts as nothing."""
+    row = conn.execute(
+        "SELECT content FROM session_notes WHERE scope = ? AND owner = ? AND session_id = ? "
+        "AND typeof(content) = 'text' AND length(content) <= ?",
+        (scope, owner, sid, NOTES_CHARS),
+    ).fetchone()
+    return str(row[0]) if row is not None else ""
+
+
+def set_notes(conn: Connection, scope: str, sid: str, content: str, owner: str = "") -> None:
+    """Replace what is kept. Raises SessionNotFound, and BadRequest for more than NOTES_CHARS."""
+    if len(content) > NOTES_CHARS:
+        raise BadRequest(f"an agent keeps at most {NOTES_CHARS} characters with a session")
+    require_session(conn, scope, sid)
+    conn.execute(
+        "INSERT INTO session_notes (scope, owner, session_id, content) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (scope, owner, session_id) DO UPDATE SET content = excluded.content",
+        (scope, owner, sid, content),
+    )
+
+
 def _update(
-    conn: sqlite3.Connection,
-    scope: str,
-    sid: str,
-    now: float,
-    assignments: str,
-    values: dict[str, Any],
+    conn: Connection, scope: str, sid: str, now: float, assignments: str, values: dict[str, Any]
 ) -> Session:
     conn.execute(
         f"UPDATE sessions SET {assignments}, {_TOUCH} WHERE scope = :scope AND id = :id",

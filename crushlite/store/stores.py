@@ -14,7 +14,7 @@ import logging
 import sqlite3
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ..errors import (
     BadRequest,
@@ -44,8 +44,11 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from .connection import ConnectionFactory
 
+    Query = Callable[Concatenate[sqlite3.Connection, str, "P"], "T"]
+
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _NAME = "crushlite.db"
@@ -124,6 +127,33 @@ class Store:
         finally:
             if over:  # else a thread may still write: the lock goes with the process
                 self._lock.release()
+
+
+class ScopedStore:
+    """The rows of one workspace in a store. Every query takes `(conn, scope, ...)`; this adds both:
+    `await store.read(session_rows.get_session, session_id)`. The scope is '' in a workspace's own
+    data directory, the resolved path of the workspace in a shared one."""
+
+    def __init__(self, store: Store, scope: str) -> None:
+        self.store = store
+        self.scope = scope
+
+    def read(self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """See `Store.read`."""
+        scope = self.scope
+        return self.store.read(lambda conn: query(conn, scope, *args, **kwargs))
+
+    def write(self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """See `Store.submit`."""
+        scope = self.scope
+        return self.store.submit(lambda conn: query(conn, scope, *args, **kwargs))
+
+    def write_durably(
+        self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[T]:
+        """A write whose commit also survives a power cut."""
+        scope = self.scope
+        return self.store.submit(lambda conn: query(conn, scope, *args, **kwargs), durably=True)
 
 
 @dataclass(slots=True, eq=False)

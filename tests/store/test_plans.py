@@ -14,7 +14,7 @@ from crushlite.acp_agents import choices
 from crushlite.errors import NotFound
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session, Todo
-from crushlite.store import RunRow, files, listing, messages, notes, recovery, runs, sessions
+from crushlite.store import RunRow, files, listing, messages, recovery, runs, sessions
 from crushlite.store.connection import configure, transaction
 from crushlite.store.files import FileState
 from crushlite.store.migrations import migrate
@@ -78,7 +78,7 @@ class PlanTests(unittest.TestCase):
         conn = self.conn
         sessions.insert_session(conn, "", Session(id=sid))
         for owner in "abc":
-            notes.set_notes(conn, "", sid, "kept", owner)
+            sessions.set_notes(conn, "", sid, "kept", owner)
         for number in range(20):
             role = "assistant" if number % 2 else "user"
             messages.insert_message(conn, "", message(f"{sid}-{number}", sid, role))
@@ -176,7 +176,6 @@ MODULES: dict[str, ModuleType] = {
     "files": files,
     "queries": queries,
     "choices": choices,
-    "notes": notes,
     "recovery": recovery,
 }
 CALLS: list[tuple[Any, ...]] = [
@@ -225,8 +224,8 @@ CALLS: list[tuple[Any, ...]] = [
     ("files.mark_read", "", "s1", "/path", 1.0),
     ("files.list_read", "", "s1"),
     ("files.last_read", "", "s1", "/path"),
-    ("notes.set_notes", "", "s1", "kept"),
-    ("notes.get_notes", "", "s1"),
+    ("sessions.set_notes", "", "s1", "kept"),
+    ("sessions.get_notes", "", "s1"),
     ("choices.all_notes", "", "agent", 100),
 ]
 
