@@ -21,7 +21,7 @@ from ..errors import CorruptDatabase, DataDirectoryInUse, StoreUnusable
 from ..records import dataclass
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_LOCK = "crushlite.lock"
+LOCK_FILE = "crushlite.lock"
 _LOCK_SIZE = 4096  # bytes: more than an owner writes into it
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")  # of a database, by their suffix
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,7 +45,7 @@ def make_directory(path: Path) -> None:
 def refuse_links(database: Path) -> None:
     """Raise StoreUnusable if something that is about to be written is a link, or is no file: to
     open a pipe could take for ever."""
-    for name in (_LOCK, *(database.name + suffix for suffix in _SIDE_FILES)):
+    for name in (LOCK_FILE, *(database.name + suffix for suffix in _SIDE_FILES)):
         file = database.with_name(name)
         is_link = file.is_symlink()
         if is_link or (file.exists() and not file.is_file()):
@@ -106,38 +106,18 @@ class Note:
         return self.closed == (file.st_size, file.st_mtime_ns)
 
 
-def is_owned(directory: Path) -> bool:
-    """Whether some process owns the directory at this moment."""
-    try:
-        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def last_note(directory: Path) -> Note:
-    """What the last owner of a directory left behind. Not for one that is in use."""
-    return Note.parse(_lock_lines(directory)[1])
-
-
 def in_use(directory: Path) -> DataDirectoryInUse:
     """The refusal of a directory that another process owns."""
-    owner = _lock_lines(directory)[0] or "unknown"  # it may not have come to say so yet
+    owner = lock_lines(directory)[0] or "unknown"  # it may not have come to say so yet
     return DataDirectoryInUse(
         f"{directory} is in use by process {owner}; stop it, or choose another data directory"
     )
 
 
-def _lock_lines(directory: Path) -> tuple[str, str]:
+def lock_lines(directory: Path) -> tuple[str, str]:
     """The pid and the note in the lock file, '' for what is missing."""
     try:
-        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:  # not all of it: a clone may have brought a file of any size, or a pipe
             lines = os.read(descriptor, _LOCK_SIZE).decode("ascii", "replace").splitlines()
         finally:
@@ -153,10 +133,10 @@ class DirectoryLock:
     or this one already does."""
 
     def __init__(self, directory: Path) -> None:
-        self._descriptor = os.open(directory / _LOCK, _FLAGS, 0o600)
+        self._descriptor = os.open(directory / LOCK_FILE, _FLAGS, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _, line = _lock_lines(directory)
+            _, line = lock_lines(directory)
             self.note = Note.parse(line)  # of the last owner
             self._write(line)  # stays until this owner has something better to say
         except BaseException as error:

@@ -149,11 +149,11 @@ def _check_declarations(path: Path, version: int, conn: sqlite3.Connection) -> N
         raise _altered(path, error.message) from error
     if version == 0 and found:
         raise CorruptDatabase(f"{path} is the database of another program; it was not changed")
-    name, other = compare(found, version)
-    if name is not None:
-        raise damaged(path, f"{name} is not what schema version {version} declares")
-    if other is not None:
-        raise _altered(path, f"it holds the {other}, which crushlite does not make")
+    wanted = _expected(version)
+    if missing := {name for _, name, *_ in wanted - found}:
+        raise damaged(path, f"{min(missing)} is not what schema version {version} declares")
+    if others := {f"{kind} {str(name)[:80]!r}" for kind, name, *_ in found - wanted - _STATISTICS}:
+        raise _altered(path, f"it holds the {min(others)}, which crushlite does not make")
 
 
 def _check_journal(path: Path) -> bool:
@@ -248,7 +248,7 @@ def declared(conn: sqlite3.Connection) -> frozenset[Declaration]:
 
 
 @functools.cache
-def expected(version: int) -> frozenset[Declaration]:
+def _expected(version: int) -> frozenset[Declaration]:
     """What a database of a schema version declares, without the statistics."""
     conn = sqlite3.connect(":memory:", isolation_level=None)
     try:
@@ -258,17 +258,6 @@ def expected(version: int) -> frozenset[Declaration]:
         return frozenset(conn.execute(_READ).fetchall())
     finally:
         conn.close()
-
-
-def compare(found: frozenset[Declaration], version: int) -> tuple[str | None, str | None]:
-    """The name of something that a schema version declares and that was not found as it should be,
-    and type and name of something that was found besides; None if there is nothing."""
-    wanted = expected(version)
-    others = found - wanted - _STATISTICS
-    return (
-        min((name for _, name, *_ in wanted - found), default=None),
-        min((f"{kind} {str(name)[:80]!r}" for kind, name, *_ in others), default=None),
-    )
 
 
 # The log ------------------------------------------------------------------------------------------
