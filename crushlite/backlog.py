@@ -47,8 +47,7 @@ class Event:
 
     @property
     def message(self) -> str | None:
-        """The message, or the output of a tool, of which newer growth replaces this; None if it
-        is about neither."""
+        """The message, or output of a tool, whose newer growth replaces this; None if none does."""
         return self.key if self.key is not None else self.supersedes
 
     @property

@@ -53,9 +53,8 @@ log = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """Accepts on one bound socket, unix or TCP, until `close`, which closes the socket. With
-    `has_token`, in a flood, newcomers must show by their first bytes, which it is called with, who
-    they are."""
+    """Accepts on one bound socket, unix or TCP, until `close`, which closes it. In a flood only
+    newcomers for whose first bytes `has_token`, if it is given, returns True get a connection."""
 
     def __init__(
         self, sock: socket.socket, owner: Owner, has_token: Callable[[bytes], bool] | None

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from .messages import overloaded
 
 if TYPE_CHECKING:
+    from .connection import Connection
     from .limits import Limits
 
 
@@ -27,20 +28,13 @@ class Rank(enum.IntEnum):
     BODY = 2  # the rest of a body
 
 
-class Member(Protocol):
-    """What is known here of a connection."""
-
-    def close_for_another(self) -> bool:
-        """Close. True if that frees the descriptor at once."""
-
-
 class Capacity:
     """The connections of one kind of listener."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._waiting: list[OrderedDict[Member, None]] = [OrderedDict() for _ in Rank]
-        self._ranks: dict[Member, Rank | None] = {}  # of all members; None: may not be closed
+        self._waiting: list[OrderedDict[Connection, None]] = [OrderedDict() for _ in Rank]
+        self._ranks: dict[Connection, Rank | None] = {}  # of all members; None: may not be closed
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -53,20 +47,19 @@ class Capacity:
         """Whether there are half as many without a token as there may be: honest ones never are."""
         return 2 * self.waiting(Rank.WITHOUT_TOKEN) >= self._limits.without_token
 
-    def join(self, member: Member) -> int:
-        """Add a connection, for which another one is closed if there are too many; returns how
-        many there are now."""
+    def join(self, member: Connection) -> int:
+        """Add a connection, and close another if there are too many; return how many are left."""
         self._ranks[member] = None
         if len(self._ranks) > self._limits.connections:
             self.close_one(Rank.BODY)
         return len(self._ranks)
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: Connection) -> None:
         rank = self._ranks.pop(member, None)
         if rank is not None:
             del self._waiting[rank][member]
 
-    def rank(self, member: Member, rank: Rank | None) -> None:
+    def rank(self, member: Connection, rank: Rank | None) -> None:
         """Say what a member waits for. One whose rank stays the same keeps its turn. If there are
         too many without a token, the oldest of them is closed."""
         before = self._ranks.get(member)
@@ -80,7 +73,7 @@ class Capacity:
         if rank is Rank.WITHOUT_TOKEN and self.waiting(rank) > self._limits.without_token:
             self.close_one(rank)
 
-    def moved(self, member: Member) -> None:
+    def moved(self, member: Connection) -> None:
         """A head has begun to arrive: the wait of a member that has shown a token begins anew."""
         if self._ranks.get(member) is Rank.IDLE:
             self._waiting[Rank.IDLE].move_to_end(member)
@@ -94,7 +87,7 @@ class Capacity:
         return len(self._ranks) <= usual
 
     def close_one(self, highest: Rank) -> bool:
-        """Close a connection of at most this rank. False if there was none: its descriptor is free
+        """Close a connection of at most this rank; False if there was none. Its descriptor is free
         by the next tick of the loop."""
         for rank in range(highest + 1):
             while self._waiting[rank]:
@@ -107,8 +100,7 @@ class Capacity:
 
 
 class BodyBudget:
-    """How many bytes all bodies of one sort may take together, each from its head until its request
-    was carried out."""
+    """How many bytes all bodies of one sort may take, each until its request was carried out."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -164,7 +164,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, owner: Owner, kind: Kind, port: int | None = None) -> None:
         self._owner = owner
-        self._peer = Peer(kind, None, port)
+        self._peer = Peer(kind, port)
         self._capacity = owner.capacity[kind]
         self._trusted = kind != "tcp"  # there, when a request has shown a token
         self._transport: asyncio.Transport  # made with the connection; closing once it is lost
@@ -202,11 +202,9 @@ class Connection(asyncio.Protocol):
         self._outbox = Outbox(transport, owner.clock, limits.write_timeout)
         if self._peer.kind == "unix":
             sock = transport.get_extra_info("socket")
-            uid = peer_uid(sock) if sock is not None else None
-            if uid != owner.expected_uid:  # another user: no answer, and nothing is closed for it
-                self.abort()
+            if sock is None or peer_uid(sock) != owner.expected_uid:
+                self.abort()  # another user: no answer, and nothing is closed for it
                 return
-            self._peer = Peer("unix", uid)
         owner.connections.add(self)
         count = self._capacity.join(self)
         if count > limits.connections + limits.surplus:
@@ -427,8 +425,7 @@ class Connection(asyncio.Protocol):
     # Answering.
 
     def answer(self, answer: Response | Stream) -> None:
-        """Send the answer to the BUSY request. Raises ValueError, with nothing written, if it has a
-        bad header."""
+        """Answer the BUSY request. Raises ValueError, with nothing written, for a bad header."""
         if isinstance(answer, Stream):
             self._begin_stream(answer)
         elif self.state is State.BUSY:

@@ -96,11 +96,9 @@ class Limits:
 
 
 class Deadline:
-    """Calls `passed` when the time of the latest `set` is up, unless it was cleared since.
-
-    There is at most one timer, due no later than the deadline; one that fires too early is armed
-    again. So on a connection whose requests each arrive whole, `set` only stores a number.
-    """
+    """Calls `passed` when the time of the latest `set` is up, unless it was cleared since. There
+    is at most one timer, due no later than the deadline; one that fires too early is armed again.
+    So on a connection whose requests each arrive whole, `set` only stores a number."""
 
     __slots__ = ("_clock", "_due", "_fires", "_passed", "_timer")
 

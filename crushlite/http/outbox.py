@@ -81,8 +81,8 @@ class Outbox:
             self._go_on()
 
     def close(self) -> None:
-        """Send the rest, then FIN. From now on the write limit holds for a stream, too. Only
-        `cancel` may follow."""
+        """Send the rest, then FIN; now the write limit holds for a stream, too. Only `cancel` may
+        follow."""
         self.unlimited = False
         if self._rest:
             self._then = self.close
@@ -114,11 +114,9 @@ class Outbox:
             self._watch()
 
     def _go_on(self) -> None:
-        """Write the next piece or, after the last one, call `then`.
-
-        While there is a rest only this method writes, so only it can pause the transport, and there
-        is never more than one next call: from the loop, or from `resume`.
-        """
+        """Write the next piece or, after the last one, call `then`. While there is a rest only this
+        method writes, so only it can pause the transport, and there is never more than one next
+        call: from the loop, or from `resume`."""
         then = self._then
         if then is None or self._transport.is_closing():
             return

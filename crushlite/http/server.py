@@ -58,8 +58,7 @@ class HTTPServer(Owner):
         self._waiter: asyncio.Future[None] | None = None
 
     async def listen(self, sock: socket.socket) -> None:
-        """Serve on a bound stream socket, unix or TCP. The server closes the socket and never
-        unlinks its path."""
+        """Serve on a bound socket, unix or TCP. The server closes it and never unlinks its path."""
         has_token = None
         if sock.family != socket.AF_UNIX and self._has_token is not None:
             has_token = functools.partial(self._has_token, sock.getsockname()[1])
@@ -71,12 +70,9 @@ class HTTPServer(Owner):
         self._acceptors.clear()
 
     async def drain(self, timeout: float) -> None:
-        """Stop listening, finish the requests in flight, and close all connections.
-
-        Idle connections close at once, requests in flight are answered with `Connection: close`,
-        then streams end. After `timeout` the connections that are left are aborted and the tasks
-        cancelled.
-        """
+        """Stop listening, and close all connections: idle ones at once, those with a request in
+        flight after its answer, which says `Connection: close`, then streams. After `timeout` the
+        connections that are left are aborted and the tasks cancelled."""
         self.stop_listening()
         self.draining = True
         deadline = self.clock.time() + timeout

@@ -195,7 +195,6 @@ class CallQueue:
         self._conn.close()
 
     def close(self) -> asyncio.Future[None]:
-        """Accept no more calls; the future is done when those that wait are, and the connection is
-        closed."""
+        """Accept no more calls; the future is done when the others are and the file is closed."""
         self._closed = True
         return self._run_apart(self._disconnect)

@@ -72,8 +72,7 @@ class Connections:
 
 
 def distrust(conn: sqlite3.Connection) -> None:
-    """Switch off what SQLite lets a file decide, which may have come with a clone. Nothing here
-    reads the file."""
+    """Switch off what SQLite lets a file decide: it may have come with a clone. Reads no file."""
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")
     if sys.version_info >= (3, 12):  # before that Python has no access to these

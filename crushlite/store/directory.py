@@ -66,8 +66,7 @@ def create_database_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Flush a directory to disk. Without it a power cut could take a new file away, with every
-    promise in it."""
+    """Flush a directory to disk: else a power cut could take a new file away."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -129,8 +128,7 @@ def lock_lines(directory: Path) -> tuple[str, str]:
 
 
 class DirectoryLock:
-    """Held from construction to `release`. Raises DataDirectoryInUse if another process holds it,
-    or this one already does."""
+    """Held from construction to `release`. Raises DataDirectoryInUse if it is held already."""
 
     def __init__(self, directory: Path) -> None:
         self._descriptor = os.open(directory / LOCK_FILE, _FLAGS, 0o600)

@@ -34,7 +34,7 @@ _NEXT_POSITION = (
 def insert_message(
     conn: Connection, scope: str, message: Message, position: int | None = None
 ) -> None:
-    """Add a message at the end of its session, or right behind those at `position`. Raises
+    """Add a message at the end of its session, or behind those at `position`. Raises
     SessionNotFound."""
     require_session(conn, scope, message.session_id)
     values = {

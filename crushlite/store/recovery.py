@@ -178,8 +178,7 @@ def _messages(conn: Connection, scope: str, sid: str, first: int, end: int) -> l
 
 
 def _mend(conn: Connection, scope: str, turn: list[_Placed], now: float) -> Message | None:
-    """Finish the open messages and answer the open tool calls of a turn; return its last assistant
-    message, None if it has none."""
+    """Finish the open messages and answer the open tool calls of a turn; return its last answer."""
     steps = [p.message for p in turn if _is_step(p.message)]
     last = steps[-1] if steps else None
     unanswered = _unanswered(turn)

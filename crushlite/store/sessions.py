@@ -194,8 +194,7 @@ def set_todos(conn: Connection, scope: str, sid: str, todos: list[Todo], now: fl
 def set_summary(
     conn: Connection, scope: str, sid: str, message_id: str, completion_tokens: int, now: float
 ) -> Session:
-    """Set the summary that stands for all messages before it, and with it how full the context
-    is."""
+    """Set the summary that stands for all messages before it, and how full the context is now."""
     values = check_usage(0, completion_tokens, 0.0) | {"message_id": message_id}
     assignments = f"summary_message_id = :message_id, {_SET_TOKENS}"
     return _update(conn, scope, sid, now, assignments, values)

@@ -93,11 +93,9 @@ class Store:
     def submit(
         self, work: Callable[[sqlite3.Connection], T], *, durably: bool = False
     ) -> asyncio.Future[T]:
-        """Queue a write, in the order of the calls; the future is done after its COMMIT.
-
-        With `durably` the commit also survives a power cut. `work` may run twice (the first time
-        undone): it must touch nothing but the connection, and return plain data.
-        """
+        """Queue a write, in the order of the calls; the future is done after its COMMIT. With
+        `durably` that also survives a power cut. `work` may run twice (the first time undone): it
+        must touch nothing but the connection, and return plain data."""
         return self._writer.submit(work, durably)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
@@ -208,8 +206,7 @@ class Stores:
             raise
 
     async def release(self, store: Store) -> None:
-        """Give back one `open`; the last one closes the file and drops the lock. Raises IllegalCall
-        if the store is not open."""
+        """Give back one `open`: the last closes the file. Raises IllegalCall if it is not open."""
         entry = self._entries.get(store.data_dir)
         if entry is None or not entry.opening.done() or entry.opening.result() is not store:
             raise IllegalCall("the store is not open")

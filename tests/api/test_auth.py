@@ -593,7 +593,7 @@ class Guesses(AuthTestCase):
 class WrongKeysTest(unittest.IsolatedAsyncioTestCase):
     async def refused(self, wrong: WrongKeys, port: int = 80) -> bool:
         try:
-            wrong.count(Peer("tcp", None, port))
+            wrong.count(Peer("tcp", port))
         except HTTPError as error:
             self.assertEqual(error.status, 429)
             return True

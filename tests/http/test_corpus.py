@@ -435,7 +435,7 @@ class Accepted(HTTPTestCase):
                 transport = await self.exchange(server, raw)
                 self.assertEqual(replies(transport.written)[0].status, 200)
                 self.assertEqual(len(seen.requests), 1)
-                self.assertEqual(seen.requests[0].peer, Peer("memory", None, 80))
+                self.assertEqual(seen.requests[0].peer, Peer("memory", 80))
 
     def test_segments_are_decoded_once_and_never_joined(self) -> None:
         for target, segments in (

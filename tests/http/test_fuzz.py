@@ -58,7 +58,7 @@ class Fuzz(HTTPTestCase):
         written = bytes(transport.written).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
         statuses = [part[:3] for part in written.split(b"HTTP/1.1 ")[1:]]
         self.assertNotIn(b"500", statuses)
-        return [(r.method, r.body) for r in seen.requests], statuses
+        return [(r.head.method, r.body) for r in seen.requests], statuses
 
     async def test_one_verdict_however_the_bytes_are_cut(self) -> None:
         rng = random.Random(20260910)

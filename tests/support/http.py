@@ -47,7 +47,7 @@ class HTTPTestCase(BoundedTestCase):
         guard: Guard | None = None,
         **options: Any,
     ) -> HTTPServer:
-        router = Router(routes, guard=guard)
+        router = Router(routes, guard=guard) if guard else Router(routes)
         return HTTPServer(router, clock=self.clock, limits=limits or Limits(), **options)
 
     def connect(self, server: HTTPServer) -> MemoryTransport:
