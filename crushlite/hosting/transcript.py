@@ -28,11 +28,7 @@ from ..errors import SessionNotFound
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import FinishPart, Message, ReasoningPart, TextPart, ToolCallPart
 from ..records import copied, dataclass
-from ..store import (
-    listing,
-    messages as message_rows,
-    sessions as session_rows,
-)
+from ..store import messages as message_rows, sessions as session_rows
 from ..unique import new_id
 
 if TYPE_CHECKING:
@@ -303,13 +299,13 @@ class Transcript:
     async def messages_json(self, session_id: str) -> list[bytes]:
         """The same as JSON, without making objects of all of them: pieces with one or more
         messages each, to be joined by commas."""
-        read = await self._read_beside(listing.message_texts, session_id)
+        read = await self._read_beside(message_rows.message_texts, session_id)
         (pieces, newest), seen = read
         return [*pieces, *map(_text, _overlaid(newest, seen))]
 
     async def user_messages_json(self, session_id: str | None) -> list[bytes]:
         """What was typed, newest first: in one session, or in all. Pieces, as above."""
-        read = await self._read_beside(listing.user_message_texts, session_id, role="user")
+        read = await self._read_beside(message_rows.user_message_texts, session_id, role="user")
         (newest, pieces), seen = read
         return [*map(_text, _overlaid(newest[::-1], seen)[::-1]), *pieces]
 
@@ -330,7 +326,7 @@ class Transcript:
         it cannot be found again: then the read is repeated with the newest rows as themselves.
         Once, since while a turn goes on there may be a new one each time."""
         seen = self._seen(session_id, role)
-        for recent in (0, listing.RECENT):
+        for recent in (0, message_rows.RECENT):
             ids = list(seen)
             found: T = await self._store.read(read, session_id, ids, recent)
             seen |= self._seen(session_id, role)

@@ -1,18 +1,16 @@
 """Accepting connections, also when no file descriptor is left.
 
-asyncio's own server does not stop at an `accept` that fails for want of descriptors: it goes on
-for as many times as its backlog has places, and each time it reports the failure and arms a timer
-that starts it all again. That is tens of thousands of log lines in a few seconds, from a loop that
-has no time left to close what would free a descriptor.
+asyncio's own server goes on accepting without a descriptor as many times as its backlog has places,
+and each time reports the failure and arms a timer that starts it all again: tens of thousands of
+log lines in a few seconds, and no time left to close what would free a descriptor.
 
 Here, at that limit, a connection for which nothing is carried out is closed for each new one. If
-there is none, a spare descriptor that is kept open for this case is closed for a moment, so that
-the new connection can be accepted and answered with 503. If even that fails, accepting pauses.
+there is none, a spare descriptor is closed for a moment, so that the new connection can be accepted
+and answered with 503. If even that fails, accepting pauses.
 
 In a flood over TCP (many have shown no token, or they come faster than they are accepted), building
-a connection for each newcomer would let the queue of the kernel grow to seconds, with the
-owner's requests in it. So a newcomer then gets a connection only if the first bytes that it sends
-hold the token.
+a connection for each newcomer would let the queue of the kernel grow to seconds, with the owner's
+requests in it. So then only a newcomer whose first bytes hold the token gets a connection.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from .capacity import Rank
 from .connection import Connection
+from .limits import Rank
 from .messages import overloaded, peer_uid
 
 if TYPE_CHECKING:
@@ -53,11 +51,11 @@ log = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """Accepts on one bound socket, unix or TCP, until `close`, which closes it. In a flood only
-    newcomers for whose first bytes `has_token`, if it is given, returns True get a connection."""
+    """Accepts on one bound socket, unix or TCP, until `close`, which closes it. In a flood
+    `has_token`, if there is one, is called with the port and the first bytes of each newcomer."""
 
     def __init__(
-        self, sock: socket.socket, owner: Owner, has_token: Callable[[bytes], bool] | None
+        self, sock: socket.socket, owner: Owner, has_token: Callable[[int, bytes], bool] | None
     ) -> None:
         self._sock = sock
         self._owner = owner
@@ -99,7 +97,6 @@ class Acceptor:
     def _ready(self) -> None:
         capacity = self._owner.capacity[self._kind]
         flooded = capacity.is_flooded() or self._clock.time() < self._flood_ends
-        has_token = self._has_token if flooded else None
         before = self._connected
         for _ in range(_FLOOD_BATCH):
             if self._connected - before == _BATCH:
@@ -116,42 +113,40 @@ class Acceptor:
                     self._pause()
                 return
             self._streak += 1
-            if has_token:
+            if flooded and self._has_token:
                 sock.setblocking(False)
-                self._look(sock, has_token)
+                self._look(sock)
             else:
                 self._connect(sock)
         if self._streak >= _FLOOD:
             self._flood_ends = self._clock.time() + _FLOOD_SECONDS
 
-    def _look(
-        self, sock: socket.socket, has_token: Callable[[bytes], bool], *, last: bool = False
-    ) -> None:
+    def _look(self, sock: socket.socket, *, last: bool = False) -> None:
         """Connect a newcomer whose first bytes hold the token, hold one that has sent nothing yet
         unless this is the `last` look, and close any other."""
         try:
             first = sock.recv(_FIRST_BYTES, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             if not last:
-                self._hold(sock, has_token)
+                self._hold(sock)
                 return
             first = b""
         except OSError:  # it has left
             first = b""
-        if not has_token(first):
+        if self._has_token and self._has_token(self._port or 0, first):
+            self._release(sock)
+            self._connect(sock)
+        else:
             self._drop(sock)
-            return
-        self._release(sock)
-        self._connect(sock)
 
-    def _hold(self, sock: socket.socket, has_token: Callable[[bytes], bool]) -> None:
+    def _hold(self, sock: socket.socket) -> None:
         if sock in self._held:
             return
         if len(self._held) >= _HELD:
             # What it has sent since it was accepted, perhaps in this very tick, was not seen yet.
-            self._look(next(iter(self._held)), has_token, last=True)
+            self._look(next(iter(self._held)), last=True)
         self._held[sock] = self._clock.call_later(_HELD_SECONDS, lambda: self._drop(sock))
-        self._loop.add_reader(sock, self._look, sock, has_token)
+        self._loop.add_reader(sock, self._look, sock)
 
     def _release(self, sock: socket.socket) -> None:
         if (timer := self._held.pop(sock, None)) is not None:

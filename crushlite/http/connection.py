@@ -17,13 +17,12 @@ Invariants:
 - After a head or body was refused nothing that follows is parsed.
 - The bytes that a body counts for are given back: by `_release_body`, or when the request's task,
   which holds the body, has ended.
-- A connection for which nothing is carried out has a rank in `capacity`, and may be closed for
-  another one at any time; while one is BUSY or a STREAM it has none.
+- A connection has a rank in `Capacity`, and may be closed for another one at any time, unless it is
+  BUSY or a STREAM.
 - `Stream.closed` is called once: `_end_stream` forgets the stream before it calls.
 
-`outbox` keeps the order of output and its time limit, `Deadline` the time that a state may take.
-h11's objects live for one request and only in `parsing`; answers are framed by hand, so Connection,
-HEAD, HTTP/1.0 and Expect are dealt with here.
+`Outbox` keeps the order of output and its time limit, `Deadline` the time that a state may take.
+h11 is used in `parsing` only; answers are framed by hand, with Connection, HEAD and Expect.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from .capacity import BodyBudget, Capacity, Rank
-from .limits import Deadline
+from .limits import BodyBudget, Capacity, Deadline, Rank
 from .messages import HTTPError, Peer, Request, Response, Stream, overloaded, peer_uid
 from .outbox import CONTINUE, Outbox, date_line, frame_response, frame_stream, slices
 from .parsing import HeadParser, find_head, too_large

@@ -8,7 +8,6 @@ in which requests became complete, so their first steps run in that order too.
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 from typing import TYPE_CHECKING
 
@@ -59,9 +58,7 @@ class HTTPServer(Owner):
 
     async def listen(self, sock: socket.socket) -> None:
         """Serve on a bound socket, unix or TCP. The server closes it and never unlinks its path."""
-        has_token = None
-        if sock.family != socket.AF_UNIX and self._has_token is not None:
-            has_token = functools.partial(self._has_token, sock.getsockname()[1])
+        has_token = None if sock.family == socket.AF_UNIX else self._has_token
         self._acceptors.append(Acceptor(sock, self, has_token))
 
     def stop_listening(self) -> None:

@@ -7,8 +7,7 @@ a `ScopedStore` calls them with the scope of one workspace.
     stores       opening, sharing, closing        writer       transactions and group commit
     directory    who owns a data directory        reader       lists and histories
     inspection   which files are refused          callqueue    what both have in common
-    migrations   bringing a file up to date       checkpoints  keeping the log short
-    schema       the tables                       listing      long lists, as JSON from SQLite
+    migrations   the tables, and their versions   checkpoints  keeping the log short
     connection   opening SQLite, its errors       recovery     ending what a killed daemon left open
 
 Only this package imports sqlite3, and no error of sqlite3 leaves it. It knows nothing of tasks,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -89,6 +90,15 @@ def deliver(
         loop.call_soon_threadsafe(resolve)
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """What distinguishes a file from one that has taken its place; None if there is no file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 class CallQueue:
     """A subclass runs the calls: `_run` gets all that wait."""
 
@@ -107,6 +117,7 @@ class CallQueue:
 
         # Used in `_drain` only:
         self._conn = conn
+        self._file = identity(path)  # that `conn` is a connection to
         self._connect = connect
         self._checkpoints = checkpoints
         self._broken = False  # the connection is to be replaced before it is used again

@@ -1,11 +1,10 @@
 """The data directory: making it, owning it, and remembering how it was left.
 
-One daemon owns a data directory. The owner holds an flock on `crushlite.lock`, which the system
-drops when the process dies, however it dies. The file itself is never unlinked: a process that
-opened the old file and one that made a new file would both hold "the" lock. Its first line is the
-owner's pid, for the message only. The second is a note to the next owner: `open BOOT`, the database
-holds data and was written to in this boot of the machine; or `closed SIZE MTIME`, it was closed in
-order, and what the file then looked like.
+The daemon that owns a data directory holds an flock on `crushlite.lock`, which the system drops
+when the process dies, however it dies. The file is never unlinked: a process that opened the old
+one and one that made a new one would both hold "the" lock. Its first line is the owner's pid, for
+the message only. The second is a note to the next owner: `open BOOT`, the database holds data and
+was written to in this boot of the machine; or `closed SIZE MTIME`, as it was when closed in order.
 
 A cloned project may come with a data directory in it, and the files there may be links. Nothing is
 written through a link: a clone must not decide which of its user's files are overwritten.

@@ -8,21 +8,19 @@ read-write one would merge the log into the file.
 A file is read through, and every index compared with its table, which takes about 3 seconds for a
 gigabyte. Only a large file that was closed in order and not written to since is spared that.
 
-A database can hold programs: triggers, views, generated columns, checks, expressions in indexes and
-defaults, virtual tables. They run when rows are read or written, some already during a check of the
-pages, and one that does not end would hang its thread. A cloned project may come with a database,
-so one that declares anything else than our migrations do is refused before any of its rows is read.
-SQLite parses all declarations and reads its statistics before the first statement, so already that
-is done with tight limits.
+A database can hold programs (triggers, views, generated columns, checks, expressions) that run when
+rows are read or written, some already during a check of the pages, and one that does not end would
+hang its thread. A cloned project may come with a database, so one that declares anything else than
+our migrations do is refused before any of its rows is read. SQLite parses all declarations and
+reads its statistics before the first statement, so already that is done with tight limits.
 
-The log of a killed process may have lost commits. SQLite reads a log up to the first frame (a page
-with its header) that does not fit, and takes the rest for never written. After a crash that is
-right; of a damaged log it drops commits without a word. Two things show that: the index of the log
-(`-shm`), which outlives a killed process and says how many frames were committed; and, without a
-usable index, more of the same log behind the first commit that cannot be read, as a killed process
-leaves at most one such commit, its last. A power cut may tear both files in ways that prove
-nothing, so this is only for a log that was written in the present boot of the machine, or in an
-unknown one. Both formats are documented at sqlite.org/walformat.html.
+SQLite reads a log up to the first frame (a page with its header) that does not fit, and takes the
+rest for never written. After a crash that is right; of a damaged log it drops commits without a
+word. Two things show that: the index of the log (`-shm`), which outlives a killed process and says
+how many frames were committed; and, without a usable index, more of the same log behind the first
+commit that cannot be read, as a killed process leaves at most one such commit, its last. A power
+cut may tear both files in ways that prove nothing, so this is only for a log that was written in
+the present boot of the machine, or in an unknown one. See sqlite.org/walformat.html.
 """
 
 from __future__ import annotations

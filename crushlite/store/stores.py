@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from .connection import ConnectionFactory
 
-    Query = Callable[Concatenate[sqlite3.Connection, str, "P"], "T"]
-
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+if TYPE_CHECKING:
+    Query = Callable[Concatenate[sqlite3.Connection, str, P], T]
 
 _NAME = "crushlite.db"
 # Shared by all stores: those that are not in use need none, and a call that hangs keeps only one.
@@ -85,10 +85,11 @@ class Store:
 
     def on_healed(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the event loop each time trouble has ended, until `off_healed`."""
-        self._writer.healed_callbacks.append(callback)
+        self._writer.healed_callbacks += (callback,)
 
     def off_healed(self, callback: Callable[[], None]) -> None:
-        self._writer.healed_callbacks.remove(callback)
+        kept = (each for each in self._writer.healed_callbacks if each != callback)
+        self._writer.healed_callbacks = tuple(kept)
 
     def submit(
         self, work: Callable[[sqlite3.Connection], T], *, durably: bool = False

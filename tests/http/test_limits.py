@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from crushlite.http.accepting import Acceptor
-from crushlite.http.capacity import Rank
 from crushlite.http.connection import Connection
-from crushlite.http.limits import Limits
+from crushlite.http.limits import Limits, Rank
 from crushlite.http.messages import HTTPError, Kind, Request, Response, Stream
 from crushlite.http.router import Route
 from tests.support.basics import LIMIT
@@ -187,7 +186,7 @@ class Descriptors(SocketTestCase):
         server = self.serve(Route("GET", "/ok", Recorder()))
         flooded = mock.patch.object(server.capacity["unix"], "is_flooded", return_value=True)
         self.enterContext(flooded)
-        acceptor = Acceptor(self.bound(), server, has_token=lambda first: b"/ok" in first)
+        acceptor = Acceptor(self.bound(), server, has_token=lambda port, first: b"/ok" in first)
         self.addCleanup(acceptor.close)
         crowd = [self.connected() for _ in range(3)]
         await self.within(self.until(lambda: self.clock.pending == 3))

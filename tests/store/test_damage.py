@@ -24,8 +24,7 @@ from crushlite.repair.salvage import salvage
 from crushlite.store import Stores, connect, inspection
 from crushlite.store.directory import DirectoryLock, Note, this_boot
 from crushlite.store.files import last_read, list_files, list_read
-from crushlite.store.listing import message_texts
-from crushlite.store.messages import list_messages, position_of
+from crushlite.store.messages import list_messages, message_texts, position_of
 from crushlite.store.migrations import MIGRATIONS, migrate
 from crushlite.store.runs import get_run
 from crushlite.store.sessions import get_session
