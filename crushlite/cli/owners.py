@@ -6,7 +6,7 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from ..store.directory import LOCK_FILE, Note, lock_lines
+from ..store.directory import LOCK_FILE, lock_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,6 @@ def is_owned(directory: Path) -> bool:
     return False
 
 
-def last_note(directory: Path) -> Note:
-    """What the last owner of a directory left behind. Not for one that is in use."""
-    return Note.parse(lock_lines(directory)[1])
+def last_note(directory: Path) -> str:
+    """The note of the last owner of a directory. Not for one that is in use."""
+    return lock_lines(directory)[1]

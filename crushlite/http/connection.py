@@ -81,10 +81,8 @@ class Owner:
         self.bodies = BodyBudget(limits.bodies)  # received or carried out, without the small ones
         self.urgent_bodies = BodyBudget(limits.urgent_bodies)  # the same for urgent routes
         self.connections: set[Connection] = set()  # all that are not lost yet
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()  # of requests, with or without a connection
         self._translate = translate
-        self._date = b""
-        self._date_second = -1
 
     def changed(self) -> None:
         """A connection is lost, or a task has ended."""
@@ -149,12 +147,7 @@ class Owner:
 
     def date(self) -> bytes:
         """The current `Date` line."""
-        now = self.clock.now()
-        second = int(now)
-        if second != self._date_second:
-            self._date_second = second
-            self._date = date_line(now)
-        return self._date
+        return date_line(int(self.clock.now()))
 
 
 class Connection(asyncio.Protocol):

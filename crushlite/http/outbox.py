@@ -190,9 +190,10 @@ def header_lines(pairs: Iterable[tuple[str, str]]) -> bytes:
     return "".join(f"{name}: {value}\r\n" for name, value in pairs).encode("latin-1")
 
 
-def date_line(now: float) -> bytes:
+@functools.lru_cache(maxsize=1)
+def date_line(second: int) -> bytes:
     """A `Date` line, not made with strftime because that follows the locale."""
-    t = time.gmtime(now)
+    t = time.gmtime(second)
     return (
         f"Date: {_DAYS[t.tm_wday]}, {t.tm_mday:02d} {_MONTHS[t.tm_mon - 1]} {t.tm_year:04d} "
         f"{t.tm_hour:02d}:{t.tm_min:02d}:{t.tm_sec:02d} GMT\r\n"

@@ -12,7 +12,6 @@ import socket
 from typing import TYPE_CHECKING
 
 from ..clock import resolve_once, wait_at_most
-from ..records import dataclass
 from .accepting import Acceptor
 from .connection import Owner
 from .limits import Limits
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
     from .router import Router
 
 _CANCEL_GRACE = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Figures of a server."""
-
-    connections: int  # open now
-    in_flight: int  # requests being carried out, with or without their connection
-    answers: dict[int, int]  # begun since the start, refusals too, by status
 
 
 class HTTPServer(Owner):
@@ -98,6 +88,5 @@ class HTTPServer(Owner):
             resolve_once(self._waiter)
 
     @property
-    def statistics(self) -> Statistics:
-        connections = sum(map(len, self.capacity.values()))
-        return Statistics(connections, len(self.tasks), dict(self.answers))
+    def open_connections(self) -> int:
+        return sum(map(len, self.capacity.values()))

@@ -86,5 +86,5 @@ class ReportsWing(Wing):
     async def metrics(self, context: Context, request: Request) -> Response:
         from .metrics import families, write
 
-        written = families(context.backend, self.vitals, context.statistics())
+        written = families(context.backend, self.vitals, context.server())
         return Response(200, write(written), TEXT_FORMAT)

@@ -12,7 +12,6 @@ import functools
 import math
 import sqlite3
 import sys
-from collections import deque
 from sqlite3 import Connection as Connection  # so that others can name what their work is given
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,29 +45,6 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     )
     distrust(conn)
     return conn
-
-
-class Connections:
-    """A ConnectionFactory that can interrupt what runs on the connections that it has opened."""
-
-    def __init__(self, factory: ConnectionFactory) -> None:
-        self._factory = factory
-        self._opened: dict[Path, deque[sqlite3.Connection]] = {}
-
-    def __call__(self, path: Path, read_only: bool) -> sqlite3.Connection:
-        conn = self._factory(path, read_only)
-        # The last few: a writer, a reader, and one that is replaced or looks at the file.
-        self._opened.setdefault(path, deque(maxlen=8)).append(conn)
-        return conn
-
-    def interrupt(self, path: Path) -> None:
-        """End the statements that are running on a file now, with an error."""
-        for conn in tuple(self._opened.get(path, ())):
-            with contextlib.suppress(sqlite3.Error):  # it is closed
-                conn.interrupt()
-
-    def forget(self, path: Path) -> None:
-        self._opened.pop(path, None)
 
 
 def distrust(conn: sqlite3.Connection) -> None:

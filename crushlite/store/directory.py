@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
 
 from ..errors import CorruptDatabase, DataDirectoryInUse, StoreUnusable
-from ..records import dataclass
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 LOCK_FILE = "crushlite.lock"
 _LOCK_SIZE = 4096  # bytes: more than an owner writes into it
+_NOTE = re.compile(r"open( .+)?|closed [0-9]+ [0-9]+")
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")  # of a database, by their suffix
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -73,35 +74,18 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def this_boot() -> str:
-    """An id of the machine's present boot, '' where the system has none."""
+def opened_note() -> str:
+    """The note that a database is in use in this boot of the machine, and holds data."""
     try:
-        return _BOOT.read_text("ascii").strip()
-    except OSError:
-        return ""
+        return f"open {_BOOT.read_text('ascii').strip()}"
+    except OSError:  # not every system has an id for each boot
+        return "open"
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What the last owner left behind."""
-
-    holds_data: bool = False
-    boot: str = ""
-    closed: tuple[int, int] | None = None  # size and time of the database
-
-    @classmethod
-    def parse(cls, line: str) -> Note:
-        match line.split():
-            case ["open", *boot]:
-                return cls(True, " ".join(boot))
-            case ["closed", size, mtime] if size.isdecimal() and mtime.isdecimal():
-                return cls(True, "", (int(size), int(mtime)))
-            case _:
-                return cls()
-
-    def fits(self, file: os.stat_result) -> bool:
-        """Whether the database was closed in order and has not been written to since."""
-        return self.closed == (file.st_size, file.st_mtime_ns)
+def closed_note(database: Path) -> str:
+    """The note that a database was closed in order, as it is now."""
+    file = database.stat()
+    return f"closed {file.st_size} {file.st_mtime_ns}"
 
 
 def in_use(directory: Path) -> DataDirectoryInUse:
@@ -113,7 +97,7 @@ def in_use(directory: Path) -> DataDirectoryInUse:
 
 
 def lock_lines(directory: Path) -> tuple[str, str]:
-    """The pid and the note in the lock file, '' for what is missing."""
+    """The pid and the note in the lock file, '' for what is missing or makes no sense."""
     try:
         descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:  # not all of it: a clone may have brought a file of any size, or a pipe
@@ -122,8 +106,8 @@ def lock_lines(directory: Path) -> tuple[str, str]:
             os.close(descriptor)
     except OSError:
         lines = []
-    pid, note, *_ = *lines, "", ""
-    return pid.strip(), note.strip()
+    pid, note, *_ = *map(str.strip, lines), "", ""
+    return pid, note if _NOTE.fullmatch(note) else ""
 
 
 class DirectoryLock:
@@ -133,28 +117,19 @@ class DirectoryLock:
         self._descriptor = os.open(directory / LOCK_FILE, _FLAGS, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _, line = lock_lines(directory)
-            self.note = Note.parse(line)  # of the last owner
-            self._write(line)  # stays until this owner has something better to say
+            _, self.note = lock_lines(directory)  # of the last owner
+            self.write(self.note)  # stays until this owner has something better to say
         except BaseException as error:
             self.release()
             if isinstance(error, BlockingIOError):
                 raise in_use(directory) from None
             raise
 
-    def opened(self) -> None:
-        """Note that the database is in use and holds data."""
-        self._write(f"open {this_boot()}")
-
-    def closed(self, database: Path) -> None:
-        """Note that the database was closed in order."""
-        file = database.stat()
-        self._write(f"closed {file.st_size} {file.st_mtime_ns}")
-
     def release(self) -> None:
         os.close(self._descriptor)
 
-    def _write(self, line: str) -> None:
-        content = f"{os.getpid()}\n{line}\n".encode("ascii", "replace")
+    def write(self, note: str) -> None:
+        """Replace the note to the next owner."""
+        content = f"{os.getpid()}\n{note}\n".encode("ascii", "replace")
         os.pwrite(self._descriptor, content, 0)  # before it is cut: the pid is never missing
         os.ftruncate(self._descriptor, len(content))

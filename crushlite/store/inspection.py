@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from ..errors import CorruptDatabase, NewerSchema
 from ..itself import PACKAGE, pasted_command
 from .connection import says_damage
-from .directory import Note, this_boot
+from .directory import closed_note, opened_note
 from .migrations import MIGRATIONS, VERSION, version_of
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ _SALVAGE = f"{PACKAGE}.repair.salvage"  # a program of its own, which may be lef
 SMALL = 32 * 2**20  # bytes of a file that is read through at every opening: some 0.1 seconds
 
 
-def inspect(path: Path, connect: ConnectionFactory, note: Note) -> None:
+def inspect(path: Path, connect: ConnectionFactory, note: str) -> None:
     """Return if the database may be opened for writing, or made if it is missing; else raise
-    CorruptDatabase or NewerSchema. `note` is what the last owner of its directory left behind.
+    CorruptDatabase or NewerSchema. `note` is that of the last owner of its directory.
 
     For the owner of the directory: SQLite writes beside a database even to read it. `no_litter`
     around the opening clears that away."""
@@ -72,14 +72,14 @@ def inspect(path: Path, connect: ConnectionFactory, note: Note) -> None:
         if has_log:
             # SQLite would take the file for a new one and delete the log: maybe all there is.
             raise damaged(path, f"it is empty but its log {log.name} is not")
-        if path.exists() and note.holds_data:  # one that is missing was taken away on purpose
+        if path.exists() and note:  # one that is missing was taken away on purpose
             raise damaged(path, "it is empty but held data when it was last used")
         return
-    read_through = has_log or _size(path) <= SMALL or not note.fits(path.stat())
+    read_through = has_log or _size(path) <= SMALL or note != closed_note(path)
     before = _content(index)
     try:
         _check_content(path, connect, read_through)
-        if note.boot in ("", this_boot()):
+        if not note.startswith("open ") or note == opened_note():
             loss = _lost_commits(log, before, _content(index))
             if loss is not None:
                 raise damaged(path, loss)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -30,8 +31,15 @@ from ..records import dataclass
 from ..threads import DaemonThreads
 from .callqueue import Executor, run_in
 from .checkpoints import Checkpoints
-from .connection import Connections, configure, connect as default_connect, says_damage, transaction
-from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
+from .connection import configure, connect as default_connect, says_damage, transaction
+from .directory import (
+    DirectoryLock,
+    closed_note,
+    create_database_file,
+    make_directory,
+    opened_note,
+    refuse_links,
+)
 from .inspection import damaged, inspect, no_litter
 from .migrations import migrate
 from .reader import Reader
@@ -122,7 +130,7 @@ class Store:
             # The connection that closes last merges the log into the file: this one can.
             over = await stores.closed(self.path, self._writer.close(), WRITE_SECONDS) and over
             if self._writer.left_clean and self.path.exists():  # or it was removed in use
-                self._lock.closed(self.path)
+                self._lock.write(closed_note(self.path))
         finally:
             if over:  # else a thread may still write: the lock goes with the process
                 self._lock.release()
@@ -158,8 +166,16 @@ class ScopedStore:
 @dataclass(slots=True, eq=False)
 class _Entry:
     opening: asyncio.Task[Store]
+    # The last few: of the writer, of the reader, and one that was replaced or looks at the file.
+    connections: deque[sqlite3.Connection]
     users: int = 0
     closing: asyncio.Task[None] | None = None
+
+    def interrupt(self) -> None:
+        """End the statements that are running now, with an error."""
+        for conn in tuple(self.connections):
+            with contextlib.suppress(sqlite3.Error):  # it is closed
+                conn.interrupt()
 
 
 class Stores:
@@ -177,7 +193,7 @@ class Stores:
         self._boot_id = boot_id
         shared = DaemonThreads(_MOST_THREADS, "crushlite-store")
         self._executor = executor or (lambda _: shared)
-        self._connect = Connections(connect)
+        self._factory = connect
         self._entries: dict[Path, _Entry] = {}
         self._is_hurried = False
 
@@ -185,9 +201,9 @@ class Stores:
         """The process is about to end: from now on whatever runs in a store that is being opened or
         closed is interrupted, and a store that does not end soon is left open."""
         self._is_hurried = True
-        for path, entry in self._entries.items():
+        for entry in self._entries.values():
             if entry.closing is not None or not entry.opening.done():
-                self._connect.interrupt(path / _NAME)
+                entry.interrupt()
 
     async def open(self, data_dir: Path) -> Store:
         """Open the store in a data directory, or share the open one. Every open needs a `release`.
@@ -197,7 +213,7 @@ class Stores:
         while (entry := self._entries.get(path)) is not None and entry.closing is not None:
             await asyncio.shield(entry.closing)
         if entry is None:
-            entry = _Entry(asyncio.create_task(self._open(path)))
+            entry = _Entry(asyncio.create_task(self._open(path)), deque(maxlen=8))
             self._entries[path] = entry
         entry.users += 1
         try:
@@ -227,7 +243,6 @@ class Stores:
             if not entry.opening.cancelled() and entry.opening.exception() is None:
                 await entry.opening.result().close(self)
         finally:
-            self._connect.forget(path / _NAME)
             del self._entries[path]
 
     async def closed(self, path: Path, closing: asyncio.Future[None], seconds: float) -> bool:
@@ -239,7 +254,7 @@ class Stores:
         while not closing.done():
             waited = loop.time() - began
             if self._is_hurried or waited > seconds:
-                self._connect.interrupt(path)
+                self._entries[path.parent].interrupt()
             if waited > (HURRIED_SECONDS if self._is_hurried else seconds + GIVE_UP_SECONDS):
                 log.error("%s could not be closed: a thread of ours does not come back", path)
                 return False
@@ -290,7 +305,7 @@ class Stores:
                 inspect(path, self._connect, lock.note)
                 create_database_file(path)
                 conn = self._open_writer(path)
-            lock.opened()
+            lock.write(opened_note())
             return lock, conn
         except BaseException:
             lock.release()
@@ -320,6 +335,12 @@ class Stores:
                 path,
                 ", ".join(recovered),
             )
+        return conn
+
+    def _connect(self, path: Path, read_only: bool) -> sqlite3.Connection:
+        conn = self._factory(path, read_only)
+        if (entry := self._entries.get(path.parent)) is not None:  # else it was left behind
+            entry.connections.append(conn)
         return conn
 
     def _connected(self, path: Path, read_only: bool) -> sqlite3.Connection:

@@ -364,7 +364,7 @@ class Corpus(HTTPTestCase):
         self.assertEqual(canary.requests, [])
         self.assertEqual(ok.requests, [])
         self.assertTrue(transport.lost)
-        self.assertEqual(server.statistics.connections, 0)
+        self.assertEqual(server.open_connections, 0)
         [reply] = replies(transport.written)
         self.assertEqual(reply.headers["content-type"], "application/json")
         self.assertEqual(reply.headers["connection"], "close")

@@ -53,8 +53,8 @@ class Fuzz(HTTPTestCase):
             await self.settle()
         await self.clock.advance(200)
         self.assertTrue(transport.lost)
-        self.assertEqual(server.statistics.connections, 0)
-        self.assertEqual(server.statistics.in_flight, 0)
+        self.assertEqual(server.open_connections, 0)
+        self.assertEqual(len(server.tasks), 0)
         written = bytes(transport.written).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
         statuses = [part[:3] for part in written.split(b"HTTP/1.1 ")[1:]]
         self.assertNotIn(b"500", statuses)
