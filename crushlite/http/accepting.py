@@ -167,8 +167,7 @@ class Acceptor:
         task.add_done_callback(self._arriving.discard)
 
     def _close_one(self) -> bool:
-        """Close a connection for which nothing is carried out; False if there is none. Its
-        descriptor is free by the next tick of the loop."""
+        """Close a connection for which nothing is carried out; False if there is none."""
         return any(
             capacity.close_one(rank)
             for rank in (Rank.WITHOUT_TOKEN, Rank.IDLE)
@@ -181,11 +180,8 @@ class Acceptor:
         if self._spare is None:
             return False
         self._close_spare()
-        try:
+        with contextlib.suppress(OSError):  # it has left, or another thread took the descriptor
             sock, _ = self._sock.accept()
-        except OSError:
-            pass  # the peer has left, or another thread took the descriptor
-        else:
             with sock:
                 self._refuse(sock)
         return self._open_spare()

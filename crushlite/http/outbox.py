@@ -78,8 +78,7 @@ class Outbox:
             self._go_on()
 
     def close(self) -> None:
-        """Send the rest, then FIN; now the write limit holds for a stream, too. Only `cancel` may
-        follow."""
+        """Send the rest, then FIN; a stream now has the write limit. Only `cancel` may follow."""
         self.unlimited = False
         if self._rest:
             self._then = self.close

@@ -76,8 +76,7 @@ def find_head(buffer: bytearray, scanned: int, limits: Limits) -> int:
 class HeadParser:
     """Parses complete heads for one server, with a cache: clients repeat heads byte for byte
     (polling, cancelling, health checks), and parsing one costs more than all the rest of a request.
-    Only small heads without a query or a chunked body are kept: these share nothing that can
-    change."""
+    Only small heads without query or chunked body are kept: these share nothing that can change."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

@@ -63,8 +63,7 @@ _TEXT = (
 def insert_message(
     conn: Connection, scope: str, message: Message, position: int | None = None
 ) -> None:
-    """Add a message at the end of its session, or behind those at `position`. Raises
-    SessionNotFound."""
+    """Add a message at the end of its session, or behind `position`. Raises SessionNotFound."""
     require_session(conn, scope, message.session_id)
     values = {
         **_values(scope, message),

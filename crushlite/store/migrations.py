@@ -13,7 +13,6 @@ older crushlite can use; the last few copies are kept.
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 from .connection import transaction
@@ -260,11 +259,6 @@ def _backup(conn: sqlite3.Connection, path: Path, version: int) -> None:
     finally:
         os.close(descriptor)
     sync_directory(path.parent)
-    name = re.compile(re.escape(path.name) + r"\.v(\d+)\.bak")
-    copies = {
-        int(found[1]): file
-        for file in path.parent.iterdir()
-        if (found := name.fullmatch(file.name))
-    }
-    for old in sorted(copies)[:-BACKUPS]:
-        copies[old].unlink()
+    copies = [path.with_name(f"{path.name}.v{old}.bak") for old in range(version + 1)]
+    for old in [copy for copy in copies if copy.exists()][:-BACKUPS]:
+        old.unlink()

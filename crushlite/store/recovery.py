@@ -189,8 +189,7 @@ def _mend(conn: Connection, scope: str, turn: _Turn, now: float) -> Message | No
 
 
 def _unanswered(turn: _Turn) -> list[tuple[int, ToolCallPart]]:
-    """The tool calls without a result, each with the position that its result is to be added
-    behind."""
+    """The tool calls without a result, each with the position behind which that belongs."""
     # By id several, in their order: some providers start their ids anew in every step.
     waiting: defaultdict[str, deque[tuple[int, ToolCallPart]]] = defaultdict(deque)
     for at, (_, message) in enumerate(turn):

@@ -67,8 +67,7 @@ _DESCENDANTS = """
 
 
 def require_session(conn: Connection, scope: str, sid: str) -> None:
-    """Raise SessionNotFound if there is no such session. Before every insert that refers to one: a
-    foreign key that fails does not say which."""
+    """Raise SessionNotFound if there is no such session: a foreign key that fails names none."""
     found = conn.execute("SELECT 1 FROM sessions WHERE scope = ? AND id = ?", (scope, sid))
     if found.fetchone() is None:
         raise SessionNotFound(f"session {sid} not found")
@@ -124,16 +123,12 @@ def session_texts(
             chars += sum(len(todo.content) + len(todo.active_form) for todo in found.todos)
             listed.append(found)
         else:
+            if not text.isascii():
+                text.decode()  # SQLite hands on bytes that are no text: `translate` calls it damage
             chars += len(text)
             listed.append(text)
         if chars > _LIST_CHARS:
             raise CorruptDatabase("the sessions are longer together than any that were made here")
-    for text in listed:  # SQLite hands on bytes that are no text
-        if isinstance(text, bytes) and not text.isascii():
-            try:
-                text.decode()
-            except UnicodeDecodeError:
-                raise CorruptDatabase("a session is damaged and cannot be read") from None
     return listed
 
 
