@@ -4,11 +4,11 @@
 are in one module per noun (`sessions`, `messages`, `runs`, `files`) and take `(conn, scope, ...)`:
 a `ScopedStore` calls them with the scope of one workspace.
 
-    stores       opening, sharing, closing        writer       transactions and group commit
-    directory    who owns a data directory        reader       lists and histories
-    inspection   which files are refused          callqueue    what both have in common
-    migrations   the tables, and their versions   checkpoints  keeping the log short
-    connection   opening SQLite, its errors       recovery     ending what a killed daemon left open
+    stores       opening, sharing, closing        callqueue    calls in threads; the reader
+    directory    who owns a data directory        writer       transactions and group commit
+    inspection   which files are refused          checkpoints  keeping the log short
+    migrations   the tables, and their versions   recovery     ending what a killed daemon left open
+    connection   opening SQLite, its errors
 
 Only this package imports sqlite3, and no error of sqlite3 leaves it. It knows nothing of tasks,
 events or HTTP.

@@ -29,7 +29,7 @@ from ..errors import (
 from ..realpath import real_path
 from ..records import dataclass
 from ..threads import DaemonThreads
-from .callqueue import Executor, run_in
+from .callqueue import Executor, Reader, run_in
 from .checkpoints import Checkpoints
 from .connection import configure, connect as default_connect, says_damage, transaction
 from .directory import (
@@ -42,7 +42,6 @@ from .directory import (
 )
 from .inspection import damaged, inspect, no_litter
 from .migrations import migrate
-from .reader import Reader
 from .recovery import recover
 from .writer import Writer
 
