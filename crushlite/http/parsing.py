@@ -80,21 +80,19 @@ class HeadParser:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._cache: dict[bytes, ParsedHead] = {}
+        self._cache: dict[tuple[object, ...], ParsedHead] = {}  # by head and peer
 
     def parse(self, raw: bytes, peer: Peer) -> ParsedHead:
         """Parse one head, up to and with its empty line. Raises HTTPError."""
-        known = self._cache.get(raw)
+        key = raw, peer.kind, peer.port
+        known = self._cache.get(key)
         if known is None:
             known = _parsed(raw, peer, self._limits)
             if len(raw) <= _CACHED_HEAD and known.chunked is None and not known.head.query:
                 if len(self._cache) >= _CACHED_COUNT:
                     self._cache.clear()
-                self._cache[raw] = known
-            return known
-        head = known.head
-        head = RequestHead(head.method, head.target, head.segments, {}, head.headers, peer)
-        return ParsedHead(head, known.length, None, known.keep_alive, known.expects_continue)
+                self._cache[key] = known
+        return known
 
 
 def _parsed(raw: bytes, peer: Peer, limits: Limits) -> ParsedHead:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from crushlite.http.accepting import Acceptor
 from crushlite.http.connection import Connection
 from crushlite.http.limits import Limits, Rank
 from crushlite.http.messages import HTTPError, Kind, Request, Response, Stream
 from crushlite.http.router import Route
+from crushlite.http.server import Acceptor
 from tests.support.basics import LIMIT
 from tests.support.http import (
     HTTPTestCase,
