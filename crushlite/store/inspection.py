@@ -79,6 +79,7 @@ def inspect(path: Path, connect: ConnectionFactory, note: str) -> None:
     before = _content(index)
     try:
         _check_content(path, connect, read_through)
+        # Not if the last owner left it open in another boot: a power cut proves nothing.
         if not note.startswith("open ") or note == opened_note():
             loss = _lost_commits(log, before, _content(index))
             if loss is not None:
