@@ -82,6 +82,7 @@ class Owner:
         self.urgent_bodies = BodyBudget(limits.urgent_bodies)  # the same for urgent routes
         self.connections: set[Connection] = set()  # all that are not lost yet
         self.tasks: set[asyncio.Task[None]] = set()  # of requests, with or without a connection
+        self.requests = 0  # carried out since the start
         self._translate = translate
 
     def changed(self) -> None:
@@ -91,6 +92,7 @@ class Owner:
         self, connection: Connection, request: Request, handler: Handler
     ) -> asyncio.Task[None]:
         """Carry a request out in a task, which ends with `answer`."""
+        self.requests += 1
         coroutine = self._carry_out(connection, request, handler)
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)

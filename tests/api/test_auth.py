@@ -154,14 +154,12 @@ class AuthTestCase(unittest.IsolatedAsyncioTestCase):
         await daemon.__aenter__()
         self.addAsyncCleanup(daemon.__aexit__, None, None, None)
         self.daemon, self.port = daemon, daemon.port
-        server = daemon.daemon.server
-        self.launched = self.enterContext(mock.patch.object(server, "launch", wraps=server.launch))
         self.token = daemon.daemon.tokens[daemon.port].token if auth == "token" else ""
         return daemon
 
     @property
     def executed(self) -> int:
-        return self.launched.call_count
+        return self.daemon.daemon.server.requests
 
     async def exchange(self, data: bytes, *, port: int = 0, unix: str = "") -> bytes:
         """Send bytes on a new connection, and read until its end."""
