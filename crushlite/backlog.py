@@ -47,7 +47,7 @@ class Event:
 
     @property
     def message(self) -> str | None:
-        """The message, or output of a tool, whose newer growth replaces this; None if none does."""
+        """The message, or the output of a tool, whose newer growth replaces this; None if none."""
         return self.key if self.key is not None else self.supersedes
 
     @property
