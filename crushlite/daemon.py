@@ -123,9 +123,7 @@ class Daemon:
         for wing in self.wings:
             wing.use_ports(self, self.clock)
         self._guard = Guard(frozenset(allow_hosts), WrongKeys(self.clock))
-        self._router = build_router(
-            self.backend, lambda: self.server.statistics, self.wings, self._guard
-        )
+        self._router = build_router(self.backend, lambda: self.server, self.wings, self._guard)
         if any(not type(wing).__module__.startswith(f"{__package__}.") for wing in self.wings):
             # A wing from elsewhere: what is wrong with its routes is raised here.
             self._router.complete()

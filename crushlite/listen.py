@@ -132,8 +132,7 @@ class Listener:
 
     def unlink(self) -> None:
         """Remove the file, unless it is another daemon's by now. To be called while the socket is
-        open: only an open socket keeps its inode number from being given to the socket of a
-        successor."""
+        open: that keeps its inode number from being given to the socket of a successor."""
         inode, self._inode = self._inode, None
         if inode is None:
             return
@@ -228,8 +227,7 @@ def _remove_stale(path: str) -> None:
 
 
 def is_stale(error: OSError) -> bool:
-    """Whether a failed connection proves that no daemon listens. A timeout does not: a slow daemon
-    is a living one."""
+    """Whether a failed connection proves that no daemon listens: no timeout does."""
     return isinstance(error, (ConnectionRefusedError, FileNotFoundError))
 
 

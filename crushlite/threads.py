@@ -64,8 +64,7 @@ class DaemonThreads(ThreadPoolExecutor):
                 self._idle.pop().release()
 
     def _is_thread_needed(self) -> bool:
-        """For a call that waits: wake a thread if one is idle; else return whether another may be
-        started, and count it."""
+        """Wake an idle thread for a call; else return whether to start one more, and count it."""
         if self._idle:
             self._idle.pop().release()
         elif self._alive < self._most:

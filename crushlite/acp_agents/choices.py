@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, CorruptDatabase
-from ..store import notes as note_rows
+from ..store import sessions as session_rows
 from ..unique import random_hex
 from ..wings import has_wing
 
@@ -79,7 +79,7 @@ class AgentChoices:
         if choice and self._key_file is not None:
             key = await asyncio.to_thread(_found_key, self._key_file)
             note = f"{self._seal(key, session_id, choice).decode()} {choice}"
-        await self._store.write(note_rows.set_notes, session_id, note, OWNER)
+        await self._store.write(session_rows.set_notes, session_id, note, OWNER)
 
     def _seal(self, key: bytes, session_id: str, choice: str) -> bytes:
         parts = (self._path, session_id.encode(), choice.encode("utf-8", "surrogateescape"))

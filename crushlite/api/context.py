@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..hosting.backend import Backend
     from ..hosting.workspace import Workspace
     from ..http.messages import Request
-    from ..http.server import Statistics
+    from ..http.server import HTTPServer
     from .entry import Entry
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Context:
 
     backend: Backend
     table: tuple[Entry, ...]  # every route, for a route that describes them
-    statistics: Callable[[], Statistics]  # of the server
+    server: Callable[[], HTTPServer]
 
     def workspace(self, request: Request) -> Workspace:
         return self.backend.get(request.params["id"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..hosting.backend import Backend
     from ..http.messages import Request
-    from ..http.server import Statistics
+    from ..http.server import HTTPServer
     from ..wing import Wing
     from .auth import Guard
     from .context import Context
@@ -29,17 +29,17 @@ MAX_MESSAGE = 1000  # characters of a refusal: some quote what was sent, which m
 
 
 def build_router(
-    backend: Backend, statistics: Callable[[], Statistics], wings: Sequence[Wing], guard: Guard
+    backend: Backend, server: Callable[[], HTTPServer], wings: Sequence[Wing], guard: Guard
 ) -> Router:
-    """The router of a daemon: of the table in routes.py with the routes of its wings. `statistics`
-    are those of the server."""
+    """The router of a daemon, which `server` gives once it is made: of the table in routes.py with
+    the routes of its wings."""
 
     @functools.cache
     def context() -> Context:
         from .context import Context
         from .routes import whole_table
 
-        return Context(backend, whole_table(wings), statistics)
+        return Context(backend, whole_table(wings), server)
 
     def whole() -> list[Route]:
         from .routes import routes_of

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from ..errors import Conflict, CorruptDatabase, CrushliteError, NotFound
 from ..records import dataclass
 from ..store.connection import connect, translate
-from ..store.directory import is_owned, last_note, sync_directory
+from ..store.directory import sync_directory
 from ..store.inspection import check_pages, inspect, side_files
 from ..unique import random_hex
+from .owners import is_owned, last_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -163,7 +163,8 @@ def run(options: argparse.Namespace) -> int:
     if settings.data_dir:
         from pathlib import Path
 
-        from ..store.directory import in_use, is_owned
+        from ..store.directory import in_use
+        from .owners import is_owned
 
         with contextlib.suppress(OSError):  # only the opening decides, and says what else is wrong
             if is_owned(Path(settings.data_dir)):

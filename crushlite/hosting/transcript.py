@@ -27,12 +27,7 @@ from ..errors import SessionNotFound
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import FinishPart, Message, ReasoningPart, TextPart, ToolCallPart
 from ..records import copied, dataclass
-from ..store import (
-    listing,
-    messages as message_rows,
-    notes as note_rows,
-    sessions as session_rows,
-)
+from ..store import messages as message_rows, sessions as session_rows
 from ..unique import new_id
 
 if TYPE_CHECKING:
@@ -294,7 +289,7 @@ class Transcript:
         def read(conn: Connection, scope: str) -> tuple[Session, list[Message], str]:
             session = session_rows.get_session(conn, scope, session_id)
             rows = message_rows.list_messages(conn, scope, session_id)
-            return session, rows, note_rows.get_notes(conn, scope, session_id, notes_owner)
+            return session, rows, session_rows.get_notes(conn, scope, session_id, notes_owner)
 
         seen = self._seen(session_id)
         session, rows, notes = await self._store.read(read)
@@ -302,13 +297,13 @@ class Transcript:
 
     async def messages_json(self, session_id: str) -> list[bytes]:
         """The messages as JSON: pieces with one or more each, to be joined by commas."""
-        read = await self._read_beside(listing.message_texts, session_id)
+        read = await self._read_beside(message_rows.message_texts, session_id)
         (pieces, newest), seen = read
         return [*pieces, *map(_text, _overlaid(newest, seen))]
 
     async def user_messages_json(self, session_id: str | None) -> list[bytes]:
         """What was typed, newest first: in one session, or in all. Pieces, as above."""
-        read = await self._read_beside(listing.user_message_texts, session_id, role="user")
+        read = await self._read_beside(message_rows.user_message_texts, session_id, role="user")
         (newest, pieces), seen = read
         return [*map(_text, _overlaid(newest[::-1], seen)[::-1]), *pieces]
 
@@ -329,7 +324,7 @@ class Transcript:
         it cannot be found again: then the read is repeated, once, with the newest rows as objects.
         """
         seen = self._seen(session_id, role)
-        for recent in (0, listing.RECENT):
+        for recent in (0, message_rows.RECENT):
             ids = list(seen)
             found: T = await self._store.read(read, session_id, ids, recent)
             seen |= self._seen(session_id, role)

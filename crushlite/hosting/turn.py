@@ -30,7 +30,7 @@ from ..protocol.questions import QuestionBatch
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
-from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessions as session_rows
+from ..store import STORE_ERRORS, files as file_rows, sessions as session_rows
 from ..store.files import Change, FileState
 from .limits import RunLimits
 from .prompts import Failure, clean
@@ -226,7 +226,7 @@ class LiveTurn(TurnRequests):
         self._check()
         if self._notes is None:
             store, owner = self.workspace.store, self.agent.notes_owner
-            self._notes = await store.read(note_rows.get_notes, self.session_id, owner)
+            self._notes = await store.read(session_rows.get_notes, self.session_id, owner)
         return self._notes
 
     # For the agent: the transcript ---------------------------------------------------------------
@@ -467,7 +467,7 @@ class LiveTurn(TurnRequests):
     async def remember(self, notes: str) -> None:
         self._check()
         self._notes = None
-        await self._save("notes", note_rows.set_notes, clean(notes), self.agent.notes_owner)
+        await self._save("notes", session_rows.set_notes, clean(notes), self.agent.notes_owner)
 
     async def file_read(self, path: str) -> None:
         self._check()

@@ -17,13 +17,12 @@ Invariants:
 - After a head or body was refused nothing that follows is parsed.
 - The bytes that a body counts for are given back: by `_release_body`, or when the request's task,
   which holds the body, has ended.
-- A connection for which nothing is carried out has a rank in `capacity`, and may be closed for
-  another one at any time; while one is BUSY or a STREAM it has none.
+- A connection has a rank in `Capacity`, and may be closed for another one at any time, unless it is
+  BUSY or a STREAM.
 - `Stream.closed` is called once: `_end_stream` forgets the stream before it calls.
 
-`outbox` keeps the order of output and its time limit, `Deadline` the time that a state may take.
-h11's objects live for one request and only in `parsing`; answers are framed by hand, so Connection,
-HEAD, HTTP/1.0 and Expect are dealt with here.
+`Outbox` keeps the order of output and its time limit, `Deadline` the time that a state may take.
+h11 is used in `parsing` only; answers are framed by hand, with Connection, HEAD and Expect.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from .capacity import BodyBudget, Capacity, Rank
-from .limits import Deadline
+from .limits import BodyBudget, Capacity, Deadline, Rank
 from .messages import HTTPError, Peer, Request, Response, Stream, overloaded, peer_uid
 from .outbox import CONTINUE, Outbox, date_line, frame_response, frame_stream, slices
 from .parsing import HeadParser, find_head, too_large
@@ -83,11 +81,9 @@ class Owner:
         self.bodies = BodyBudget(limits.bodies)  # received or carried out, without the small ones
         self.urgent_bodies = BodyBudget(limits.urgent_bodies)  # the same for urgent routes
         self.connections: set[Connection] = set()  # all that are not lost yet
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.requests = 0
+        self.tasks: set[asyncio.Task[None]] = set()  # of requests, with or without a connection
+        self.requests = 0  # carried out since the start
         self._translate = translate
-        self._date = b""
-        self._date_second = -1
 
     def changed(self) -> None:
         """A connection is lost, or a task has ended."""
@@ -153,12 +149,7 @@ class Owner:
 
     def date(self) -> bytes:
         """The current `Date` line."""
-        now = self.clock.now()
-        second = int(now)
-        if second != self._date_second:
-            self._date_second = second
-            self._date = date_line(now)
-        return self._date
+        return date_line(int(self.clock.now()))
 
 
 class Connection(asyncio.Protocol):
@@ -166,7 +157,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, owner: Owner, kind: Kind, port: int | None = None) -> None:
         self._owner = owner
-        self._peer = Peer(kind, None, port)
+        self._peer = Peer(kind, port)
         self._capacity = owner.capacity[kind]
         self._trusted = kind != "tcp"  # there, when a request has shown a token
         self._transport: asyncio.Transport  # made with the connection; closing once it is lost
@@ -195,10 +186,6 @@ class Connection(asyncio.Protocol):
         self.writable = False  # whether the stream may write: see `ByteSink`
         self._most = -1  # bytes it may write to the transport at once; -1 while there is a rest
 
-    @property
-    def streaming(self) -> bool:
-        return self.state is State.STREAM
-
     # Transport callbacks.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -208,11 +195,9 @@ class Connection(asyncio.Protocol):
         self._outbox = Outbox(transport, owner.clock, limits.write_timeout)
         if self._peer.kind == "unix":
             sock = transport.get_extra_info("socket")
-            uid = peer_uid(sock) if sock is not None else None
-            if uid != owner.expected_uid:  # another user: no answer, and nothing is closed for it
-                self.abort()
+            if sock is None or peer_uid(sock) != owner.expected_uid:
+                self.abort()  # another user: no answer, and nothing is closed for it
                 return
-            self._peer = Peer("unix", uid)
         owner.connections.add(self)
         count = self._capacity.join(self)
         if count > limits.connections + limits.surplus:
@@ -440,8 +425,7 @@ class Connection(asyncio.Protocol):
     # Answering.
 
     def answer(self, answer: Response | Stream) -> None:
-        """Send the answer to the BUSY request. Raises ValueError, with nothing written, if it has a
-        bad header."""
+        """Answer the BUSY request. Raises ValueError, with nothing written, for a bad header."""
         if isinstance(answer, Stream):
             self._begin_stream(answer)
         elif self.state is State.BUSY:

@@ -57,10 +57,9 @@ class Headers:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a connection, as far as the kernel knows it."""
+    """Where a connection comes in. On a unix socket the other end is of our own user."""
 
     kind: Kind
-    uid: int | None = None  # of the connected process; unix sockets only
     port: int | None = None  # the LISTENER's own port: what a Host header must name
 
 
@@ -90,11 +89,6 @@ class RequestHead:
     headers: Headers
     peer: Peer
 
-    def query_one(self, name: str) -> str | None:
-        """The first value of a query parameter; None if it is not given."""
-        values = self.query.get(name)
-        return values[0] if values else None
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -106,10 +100,6 @@ class Request:
     parsed: object = None  # what a handler before this one has made of a large body
 
     @property
-    def method(self) -> str:
-        return self.head.method
-
-    @property
     def headers(self) -> Headers:
         return self.head.headers
 
@@ -118,7 +108,9 @@ class Request:
         return self.head.peer
 
     def query_one(self, name: str) -> str | None:
-        return self.head.query_one(name)
+        """The first value of a query parameter; None if it is not given."""
+        values = self.head.query.get(name)
+        return values[0] if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +169,8 @@ class Stream:
     """An answer whose end is not known in advance. Subclass and override.
 
     The calls come in the order `opened`, any number of `resumed`, `closed`. `closed` is always
-    called, once, and alone if the peer had left before the answer began. It is never called from
-    inside a call to the sink, so a stream may close its sink while it iterates over its own state.
-    """
+    called, once, and alone if the peer had left before the answer began; never from inside a call
+    to the sink, so a stream may close its sink while it iterates over its own state."""
 
     status: int = 200
     headers: Pairs = ()

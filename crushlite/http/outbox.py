@@ -3,19 +3,16 @@
 A transport accepts any amount and keeps a copy of what its peer has not read. So a long output is
 given to it in pieces, the next one when there is room; what it was not given yet is the *rest*.
 
-Invariants:
-
-- Nothing is written to a closing transport.
 - Bytes leave in the order in which they were given: while there is a rest everything goes behind
-  it, and closing waits for it.
-- One piece per tick of the loop, none while the transport is paused: neither a peer that reads
-  fast nor one that reads slowly delays other connections.
+  it, and closing waits for it. Nothing is written to a closing transport.
+- One piece per tick of the loop, none while the transport is paused: no peer delays the others,
+  however fast or slowly it reads.
 - `then` is called once when the rest is written, never from inside the call that gave it, and not
   at all if another `then` replaced it or the connection was lost.
 - A peer that takes nothing for `write_timeout` although something waits is cut off: any progress
   counts, however small. Only an open stream may wait longer: see `unlimited`.
 
-Deals with neither requests nor input. How an answer looks as bytes is at the end.
+How an answer looks as bytes is at the end.
 """
 
 from __future__ import annotations
@@ -81,8 +78,7 @@ class Outbox:
             self._go_on()
 
     def close(self) -> None:
-        """Send the rest, then FIN. From now on the write limit holds for a stream, too. Only
-        `cancel` may follow."""
+        """Send the rest, then FIN; a stream now has the write limit. Only `cancel` may follow."""
         self.unlimited = False
         if self._rest:
             self._then = self.close
@@ -114,11 +110,9 @@ class Outbox:
             self._watch()
 
     def _go_on(self) -> None:
-        """Write the next piece or, after the last one, call `then`.
-
-        While there is a rest only this method writes, so only it can pause the transport, and there
-        is never more than one next call: from the loop, or from `resume`.
-        """
+        """Write the next piece or, after the last one, call `then`. While there is a rest only this
+        method writes, so only it can pause the transport, and there is never more than one next
+        call: from the loop, or from `resume`."""
         then = self._then
         if then is None or self._transport.is_closing():
             return
@@ -157,10 +151,7 @@ _BODILESS = frozenset({204, 304})
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = (
-    *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
-    *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
-)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def frame_response(response: Response, date: bytes, *, keep: bool, bodiless: bool) -> bytes:
@@ -186,12 +177,8 @@ def frame_response(response: Response, date: bytes, *, keep: bool, bodiless: boo
 def frame_stream(stream: Stream, date: bytes) -> bytes:
     """The head of a stream. Its body ends with the connection, on purpose: then even a killed
     process ends it cleanly, while some clients never recover from a chunked body cut short."""
-    return b"%b%b%b%b\r\n" % (
-        _status_line(stream.status),
-        date,
-        header_lines(stream.headers),
-        _CLOSE,
-    )
+    lines = header_lines(stream.headers)
+    return b"%b%b%b%b\r\n" % (_status_line(stream.status), date, lines, _CLOSE)
 
 
 def header_lines(pairs: Iterable[tuple[str, str]]) -> bytes:
@@ -202,9 +189,10 @@ def header_lines(pairs: Iterable[tuple[str, str]]) -> bytes:
     return "".join(f"{name}: {value}\r\n" for name, value in pairs).encode("latin-1")
 
 
-def date_line(now: float) -> bytes:
+@functools.lru_cache(maxsize=1)
+def date_line(second: int) -> bytes:
     """A `Date` line, not made with strftime because that follows the locale."""
-    t = time.gmtime(now)
+    t = time.gmtime(second)
     return (
         f"Date: {_DAYS[t.tm_wday]}, {t.tm_mday:02d} {_MONTHS[t.tm_mon - 1]} {t.tm_year:04d} "
         f"{t.tm_hour:02d}:{t.tm_min:02d}:{t.tm_sec:02d} GMT\r\n"

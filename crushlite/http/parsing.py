@@ -54,10 +54,8 @@ def _bad_request(message: str) -> HTTPError:
 
 def find_head(buffer: bytearray, scanned: int, limits: Limits) -> int:
     """The length of the complete head at the start of `buffer`, or 0 if more bytes are needed.
-
     `scanned` bytes were searched before. Raises HTTPError as soon as a head cannot become good: a
-    peer that will never send CRLF CRLF gets an answer at once and not after a time-out.
-    """
+    peer that will never send CRLF CRLF gets an answer at once and not after a time-out."""
     if buffer[0] < 0x21:
         raise _bad_request("a request starts with a method")
     end = buffer.find(b"\r\n\r\n", max(0, scanned - 3))
@@ -76,30 +74,25 @@ def find_head(buffer: bytearray, scanned: int, limits: Limits) -> int:
 
 
 class HeadParser:
-    """Parses complete heads for one server, with a cache.
-
-    Clients repeat heads byte for byte (polling, cancelling, health checks), and parsing one costs
-    more than all the rest of a request. Only small heads without a query or a chunked body are
-    kept: these share nothing that can change.
-    """
+    """Parses complete heads for one server, with a cache: clients repeat heads byte for byte
+    (polling, cancelling, health checks), and parsing one costs more than all the rest of a request.
+    Only small heads without query or chunked body are kept: these share nothing that can change."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._cache: dict[bytes, ParsedHead] = {}
+        self._cache: dict[tuple[object, ...], ParsedHead] = {}  # by head and peer
 
     def parse(self, raw: bytes, peer: Peer) -> ParsedHead:
         """Parse one head, up to and with its empty line. Raises HTTPError."""
-        known = self._cache.get(raw)
+        key = raw, peer.kind, peer.port
+        known = self._cache.get(key)
         if known is None:
             known = _parsed(raw, peer, self._limits)
             if len(raw) <= _CACHED_HEAD and known.chunked is None and not known.head.query:
                 if len(self._cache) >= _CACHED_COUNT:
                     self._cache.clear()
-                self._cache[raw] = known
-            return known
-        head = known.head
-        head = RequestHead(head.method, head.target, head.segments, {}, head.headers, peer)
-        return ParsedHead(head, known.length, None, known.keep_alive, known.expects_continue)
+                self._cache[key] = known
+        return known
 
 
 def _parsed(raw: bytes, peer: Peer, limits: Limits) -> ParsedHead:
@@ -182,8 +175,7 @@ def _expects_continue(headers: Headers) -> bool:
 
 
 def _origin_form(target: str, headers: Headers) -> str:
-    """The path and query of a target. A target in absolute form must agree with Host: a guard
-    checks only that one."""
+    """The path and query of a target. An absolute one must agree with Host, which guards check."""
     if "#" in target:
         raise _bad_request("a request target has no fragment")
     if target.startswith("/"):
@@ -231,11 +223,8 @@ def _decoded(text: str) -> str:
 
 
 class ChunkedBody:
-    """A chunked body while it arrives.
-
-    Trailers are refused: no code here reads them, h11 accepts bare LF in them, and a Content-Length
-    hidden there has fooled servers before.
-    """
+    """A chunked body while it arrives. Trailers are refused: no code here reads them, h11 accepts
+    bare LF in them, and a Content-Length hidden there has fooled servers before."""
 
     def __init__(self, parser: h11.Connection, limits: Limits) -> None:
         self._parser = parser

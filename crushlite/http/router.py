@@ -58,7 +58,7 @@ class Router:
         self,
         routes: Iterable[Route],
         *,
-        guard: Guard | None = None,
+        guard: Guard = lambda head, route: None,
         whole: Callable[[], Iterable[Route]] | None = None,
     ) -> None:
         self._guard = guard
@@ -73,19 +73,16 @@ class Router:
             self._whole = None
 
     def admit(self, head: RequestHead) -> Admission:
-        """The route of a request whose body was not read yet. Raises HTTPError: what the guard
-        raises, 404 or 405."""
+        """The route of a request. Raises HTTPError: what the guard raises, 404 or 405."""
         admission, allowed = self._find(head)
         if admission is None and self._whole is not None:
             try:
                 self.complete()
             except Exception:
-                if self._guard is not None:
-                    self._guard(head, None)  # a client without rights gets its refusal, not this
+                self._guard(head, None)  # a client without rights gets its refusal, not this
                 raise
             admission, allowed = self._find(head)
-        if self._guard is not None:
-            self._guard(head, None if admission is None else admission.route)
+        self._guard(head, None if admission is None else admission.route)
         if admission is not None:
             return admission
         if not allowed:
@@ -112,25 +109,21 @@ class Router:
 def _tree(routes: Iterable[Route]) -> _Node:
     root = _Node()
     for route in routes:
-        _add(root, route)
+        if not route.pattern.startswith("/"):
+            raise ValueError(f"a pattern starts with '/': {route.pattern!r}")
+        node = root
+        names: list[str] = []
+        for segment in route.pattern[1:].split("/"):
+            if segment.startswith("{") and segment.endswith("}"):
+                names.append(segment[1:-1])
+                node.parameter = node.parameter or _Node()
+                node = node.parameter
+            else:
+                node = node.literals.setdefault(segment, _Node())
+        if route.method in node.routes:
+            raise ValueError(f"two routes for {route.method} {route.pattern}")
+        node.routes[route.method] = (route, tuple(names))
     return root
-
-
-def _add(root: _Node, route: Route) -> None:
-    if not route.pattern.startswith("/"):
-        raise ValueError(f"a pattern starts with '/': {route.pattern!r}")
-    node = root
-    names: list[str] = []
-    for segment in route.pattern[1:].split("/"):
-        if segment.startswith("{") and segment.endswith("}"):
-            names.append(segment[1:-1])
-            node.parameter = node.parameter or _Node()
-            node = node.parameter
-        else:
-            node = node.literals.setdefault(segment, _Node())
-    if route.method in node.routes:
-        raise ValueError(f"two routes for {route.method} {route.pattern}")
-    node.routes[route.method] = (route, tuple(names))
 
 
 def _matches(root: _Node, segments: tuple[str, ...]) -> list[tuple[_Node, tuple[str, ...]]]:

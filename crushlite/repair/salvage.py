@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptDatabase
 from ..store.connection import configure, connect, transaction
-from ..store.declarations import declared
 from ..store.directory import create_database_file
+from ..store.inspection import declared
 from ..store.messages import MESSAGE_COLUMNS, message_from_row
 from ..store.migrations import migrate
 

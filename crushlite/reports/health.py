@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING
 
 from ..clock import wait_at_most
 from ..features.wire import Check, Health
+from ..protocol.sessions import Session
 from ..records import dataclass
+from ..store.sessions import delete_session, insert_session
 from ..version import WIRE_VERSION
 
 if TYPE_CHECKING:
     from ..clock import Clock
     from ..hosting.backend import Backend
-    from ..store import Store
+    from ..store import Connection, Store
     from .watchdog import Vitals
 
 STORE_SECONDS = 1.0  # a store that needs longer to write something is reported
 LAG_SECONDS = 1.0  # an event loop that is later is reported; the watchdog calls it blocked then
 PROC = Path("/proc/self")
+SCOPE = "health"  # of the row that is written as a test: no workspace, as those are paths
 FILES_SHARE = 0.9  # of all file descriptors: if more are in use, that is reported
 
 
@@ -82,11 +85,18 @@ async def health_of(backend: Backend, vitals: Vitals) -> Health:
 async def _trouble(store: Store, clock: Clock) -> str:
     """Why a store cannot write, found out by writing: only that shows a full disk. Empty if it
     can."""
-    probe = asyncio.create_task(store.probe())
-    if not await wait_at_most(clock, probe, STORE_SECONDS):
-        probe.cancel()
+    written = store.submit(_come_and_go, durably=True)
+    if not await wait_at_most(clock, written, STORE_SECONDS):
+        written.cancel()
         return f"no answer within {STORE_SECONDS:.0f} s"
-    return "" if probe.result() else store.trouble or "closed"
+    error = written.exception()
+    return "" if error is None else str(error)
+
+
+def _come_and_go(conn: Connection) -> None:
+    """Write a row and delete it again, in one transaction: pages are written, no row is left."""
+    insert_session(conn, SCOPE, Session(id=SCOPE))
+    delete_session(conn, SCOPE, SCOPE)
 
 
 def _checks(backend: Backend, lag: float, stores: dict[str, str]) -> list[Check]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ..hosting.backend import Backend
-    from ..http.server import Statistics
+    from ..http.server import HTTPServer
     from .watchdog import Vitals
 
 CLASSES = (2, 3, 4, 5)  # of statuses: listed from the start, so that a rate sees the first one
@@ -41,7 +41,7 @@ class Family:
 
 
 def families(
-    backend: Backend, vitals: Vitals, http: Statistics, totals: Counter[str]
+    backend: Backend, vitals: Vitals, http: HTTPServer, totals: Counter[str]
 ) -> Iterator[Family]:
     """All metrics of a daemon, as they are now."""
     yield from _of_daemon(vitals)
@@ -126,14 +126,14 @@ def _of_events(backend: Backend, totals: Counter[str]) -> Iterator[Family]:
     yield Family("crushlite_stream_queue_bytes", "Not yet taken by their readers.", queued)
 
 
-def _of_server(http: Statistics) -> Iterator[Family]:
+def _of_server(http: HTTPServer) -> Iterator[Family]:
     classes: Counter[int] = Counter(dict.fromkeys(CLASSES, 0))
     for status, number in http.answers.items():
         classes[status // 100] += number
     by_class = {f"{first}xx": float(number) for first, number in sorted(classes.items())}
     yield Family("crushlite_http_requests_total", "Requests answered.", by_class, "status")
-    yield Family("crushlite_http_requests_in_flight", "Being carried out.", http.in_flight)
-    yield Family("crushlite_http_connections", "Open connections.", http.connections)
+    yield Family("crushlite_http_requests_in_flight", "Being carried out.", len(http.tasks))
+    yield Family("crushlite_http_connections", "Open connections.", http.open_connections)
 
 
 def _of_process() -> Iterator[Family]:

@@ -98,5 +98,5 @@ class ReportsWing(Wing):
         from .metrics import families, write
 
         now = self.totals.now()
-        written = families(context.backend, self.vitals, context.statistics(), now)
+        written = families(context.backend, self.vitals, context.server(), now)
         return Response(200, write(written), TEXT_FORMAT)

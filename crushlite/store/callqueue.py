@@ -1,5 +1,5 @@
-"""A queue of calls into the database, and the connection that they use. There are two: the writer
-and the reader.
+"""A queue of calls into the database, and the connection that they use. There are two: the writer,
+which has a module of its own, and the reader.
 
 Calls are queued in the event loop, run one at a time in the order they are made, in whatever thread
 the executor has, and their futures are resolved in the event loop again. So a connection needs no
@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sqlite3
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import StoreFailed, StoreOverloaded
@@ -32,22 +34,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_SHORT = 0.004  # seconds of a read without a pause
+_STEPS = 500  # of SQLite's machine: some 30 rows, about a millisecond
+_PAUSE = 0.0001  # seconds: long enough for a thread that waits
 MAX_WAITING = 10_000  # calls per queue: seconds of backlog at any speed, megabytes of memory
 
 
 class Executor(Protocol):
     def start(self, call: Callable[[], None]) -> None:
         """Run `call`, now or later, in this thread or in another. `call` never raises."""
-
-
-class InlineExecutor:
-    """Runs each call at once in the calling thread: a store without threads, for tests."""
-
-    def __init__(self, name: str = "") -> None:
-        self.name = name
-
-    def start(self, call: Callable[[], None]) -> None:
-        call()
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +94,15 @@ def deliver(
         loop.call_soon_threadsafe(resolve)
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """What distinguishes a file from one that has taken its place; None if there is no file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 class CallQueue:
     """A subclass runs the calls: `_run` gets all that wait."""
 
@@ -120,6 +124,7 @@ class CallQueue:
 
         # Used in `_drain` only:
         self._conn = conn
+        self._file = identity(path)  # that `conn` is a connection to
         self._connect = connect
         self._checkpoints = checkpoints
         self._broken = False  # the connection is to be replaced before it is used again
@@ -224,7 +229,41 @@ class CallQueue:
         self._conn.close()
 
     def close(self) -> asyncio.Future[None]:
-        """Accept no more calls; the future is done when those that wait are, and the connection is
-        closed."""
+        """Accept no more calls; the future is done when the others are and the file is closed."""
         self._closed = True
         return self._run_apart(self._disconnect)
+
+
+class Reader(CallQueue):
+    """Lists and histories, on a connection that cannot write. Each call sees one moment of the
+    database. No transaction is open between calls, as an open read keeps the log from being
+    shortened. Calls are answered one by one: a short read is not held back by a long one behind it.
+
+    Making objects of many rows keeps the interpreter busy, and a thread gets hold of it again only
+    after some milliseconds: a prompt that is being stored would lose that at each of its
+    statements. So a read of more than a few milliseconds (a thousand sessions) pauses every few
+    rows."""
+
+    _began = 0.0  # when the read under way did
+
+    def _run(self, batch: list[StoreCall]) -> None:
+        for call in batch:
+            with self._checkpoints.reading():
+                self._read(call)
+            deliver(self._loop, [call])
+
+    def _read(self, call: StoreCall) -> None:
+        try:
+            self._replace_broken()
+            self._began = time.monotonic()
+            self._conn.set_progress_handler(self._pause_if_long, _STEPS)
+            self._conn.execute("BEGIN")
+            call.value = call.work(self._conn)
+            self._conn.execute("COMMIT")
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the future gets it
+            self._fail(call, error)
+            self._rollback()
+
+    def _pause_if_long(self) -> None:
+        if time.monotonic() - self._began > _SHORT:
+            time.sleep(_PAUSE)

@@ -1,18 +1,16 @@
 """Keeping the log of a running store short.
 
 A commit appends to the log (`crushlite.db-wal`). A checkpoint copies the log into the database, and
-the next commit then writes the log from its start again. SQLite would make checkpoints inside a
-commit, while a client waits for it. Here the writer makes them after the answers have gone out.
-
-The file is cut to KEEP when it starts anew and not to nothing, as writing over old blocks is
-cheaper than growing a file. So a file larger than KEEP holds that much, and a checkpoint is due.
+the next commit writes the log from its start again. SQLite would make checkpoints inside a commit,
+while a client waits for it; here the writer makes them after the answers have gone out. A log that
+starts anew is cut to KEEP and not to nothing, as writing over old blocks is cheaper than growing a
+file: so one that is larger holds that much, and a checkpoint is due.
 
 A checkpoint cannot copy what was committed after the moment that a read still sees, and until one
 is complete the file only grows. So reads and checkpoints take turns: the writer holds off the next
 read and waits a moment for the one under way. If that takes longer it copies what it can, and tries
-again after each batch. So the log is bounded by what is written during one read; past BRAKE the
-writer waits for the read, for a bounded time. Another program that reads for long can make the log
-grow further, which is logged.
+again after each batch; past BRAKE it waits for the read, for a bounded time. Another program that
+reads for long can make the log grow further, which is logged.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import functools
 import math
 import sqlite3
 import sys
-from collections import deque
 from sqlite3 import Connection as Connection  # so that others can name what their work is given
 from typing import TYPE_CHECKING, Protocol
 
@@ -48,32 +47,8 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     return conn
 
 
-class Connections:
-    """A ConnectionFactory that can interrupt what runs on the connections that it has opened."""
-
-    def __init__(self, factory: ConnectionFactory) -> None:
-        self._factory = factory
-        self._opened: dict[Path, deque[sqlite3.Connection]] = {}
-
-    def __call__(self, path: Path, read_only: bool) -> sqlite3.Connection:
-        conn = self._factory(path, read_only)
-        # The last few: a writer, a reader, and one that is replaced or looks at the file.
-        self._opened.setdefault(path, deque(maxlen=8)).append(conn)
-        return conn
-
-    def interrupt(self, path: Path) -> None:
-        """End the statements that are running on a file now, with an error."""
-        for conn in tuple(self._opened.get(path, ())):
-            with contextlib.suppress(sqlite3.Error):  # it is closed
-                conn.interrupt()
-
-    def forget(self, path: Path) -> None:
-        self._opened.pop(path, None)
-
-
 def distrust(conn: sqlite3.Connection) -> None:
-    """Switch off what SQLite lets a file decide, which may have come with a clone. Nothing here
-    reads the file."""
+    """Switch off what SQLite lets a file decide: it may have come with a clone. Reads no file."""
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")
     if sys.version_info >= (3, 12):  # before that Python has no access to these

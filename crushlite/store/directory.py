@@ -1,11 +1,10 @@
 """The data directory: making it, owning it, and remembering how it was left.
 
-One daemon owns a data directory. The owner holds an flock on `crushlite.lock`, which the system
-drops when the process dies, however it dies. The file itself is never unlinked: a process that
-opened the old file and one that made a new file would both hold "the" lock. Its first line is the
-owner's pid, for the message only. The second is a note to the next owner: `open BOOT`, the database
-holds data and was written to in this boot of the machine; or `closed SIZE MTIME`, it was closed in
-order, and what the file then looked like.
+The daemon that owns a data directory holds an flock on `crushlite.lock`, which the system drops
+when the process dies, however it dies. The file is never unlinked: a process that opened the old
+one and one that made a new one would both hold "the" lock. Its first line is the owner's pid, for
+the message only. The second is a note to the next owner: `open BOOT`, the database holds data and
+was written to in this boot of the machine; or `closed SIZE MTIME`, as it was when closed in order.
 
 A cloned project may come with a data directory in it, and the files there may be links. Nothing is
 written through a link: a clone must not decide which of its user's files are overwritten.
@@ -15,14 +14,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
 
 from ..errors import CorruptDatabase, DataDirectoryInUse, StoreUnusable
-from ..records import dataclass
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_LOCK = "crushlite.lock"
+LOCK_FILE = "crushlite.lock"
 _LOCK_SIZE = 4096  # bytes: more than an owner writes into it
+_NOTE = re.compile(r"open( .+)?|closed [0-9]+ [0-9]+")
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")  # of a database, by their suffix
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -45,7 +45,7 @@ def make_directory(path: Path) -> None:
 def refuse_links(database: Path) -> None:
     """Raise StoreUnusable if something that is about to be written is a link, or is no file: to
     open a pipe could take for ever."""
-    for name in (_LOCK, *(database.name + suffix for suffix in _SIDE_FILES)):
+    for name in (LOCK_FILE, *(database.name + suffix for suffix in _SIDE_FILES)):
         file = database.with_name(name)
         is_link = file.is_symlink()
         if is_link or (file.exists() and not file.is_file()):
@@ -66,8 +66,7 @@ def create_database_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Flush a directory to disk. Without it a power cut could take a new file away, with every
-    promise in it."""
+    """Flush a directory to disk: else a power cut could take a new file away."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -75,109 +74,62 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def this_boot() -> str:
-    """An id of the machine's present boot, '' where the system has none."""
+def opened_note() -> str:
+    """The note that a database is in use in this boot of the machine, and holds data."""
     try:
-        return _BOOT.read_text("ascii").strip()
-    except OSError:
-        return ""
+        return f"open {_BOOT.read_text('ascii').strip()}"
+    except OSError:  # not every system has an id for each boot
+        return "open"
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What the last owner left behind."""
-
-    holds_data: bool = False
-    boot: str = ""
-    closed: tuple[int, int] | None = None  # size and time of the database
-
-    @classmethod
-    def parse(cls, line: str) -> Note:
-        match line.split():
-            case ["open", *boot]:
-                return cls(True, " ".join(boot))
-            case ["closed", size, mtime] if size.isdecimal() and mtime.isdecimal():
-                return cls(True, "", (int(size), int(mtime)))
-            case _:
-                return cls()
-
-    def fits(self, file: os.stat_result) -> bool:
-        """Whether the database was closed in order and has not been written to since."""
-        return self.closed == (file.st_size, file.st_mtime_ns)
-
-
-def is_owned(directory: Path) -> bool:
-    """Whether some process owns the directory at this moment."""
-    try:
-        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def last_note(directory: Path) -> Note:
-    """What the last owner of a directory left behind. Not for one that is in use."""
-    return Note.parse(_lock_lines(directory)[1])
+def closed_note(database: Path) -> str:
+    """The note that a database was closed in order, as it is now."""
+    file = database.stat()
+    return f"closed {file.st_size} {file.st_mtime_ns}"
 
 
 def in_use(directory: Path) -> DataDirectoryInUse:
     """The refusal of a directory that another process owns."""
-    owner = _lock_lines(directory)[0] or "unknown"  # it may not have come to say so yet
+    owner = lock_lines(directory)[0] or "unknown"  # it may not have come to say so yet
     return DataDirectoryInUse(
         f"{directory} is in use by process {owner}; stop it, or choose another data directory"
     )
 
 
-def _lock_lines(directory: Path) -> tuple[str, str]:
-    """The pid and the note in the lock file, '' for what is missing."""
+def lock_lines(directory: Path) -> tuple[str, str]:
+    """The pid and the note in the lock file, '' for what is missing or makes no sense."""
     try:
-        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:  # not all of it: a clone may have brought a file of any size, or a pipe
             lines = os.read(descriptor, _LOCK_SIZE).decode("ascii", "replace").splitlines()
         finally:
             os.close(descriptor)
     except OSError:
         lines = []
-    pid, note, *_ = *lines, "", ""
-    return pid.strip(), note.strip()
+    pid, note, *_ = *map(str.strip, lines), "", ""
+    return pid, note if _NOTE.fullmatch(note) else ""
 
 
 class DirectoryLock:
-    """Held from construction to `release`. Raises DataDirectoryInUse if another process holds it,
-    or this one already does."""
+    """Held from construction to `release`. Raises DataDirectoryInUse if it is held already."""
 
     def __init__(self, directory: Path) -> None:
-        self._descriptor = os.open(directory / _LOCK, _FLAGS, 0o600)
+        self._descriptor = os.open(directory / LOCK_FILE, _FLAGS, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _, line = _lock_lines(directory)
-            self.note = Note.parse(line)  # of the last owner
-            self._write(line)  # stays until this owner has something better to say
+            _, self.note = lock_lines(directory)  # of the last owner
+            self.write(self.note)  # stays until this owner has something better to say
         except BaseException as error:
             self.release()
             if isinstance(error, BlockingIOError):
                 raise in_use(directory) from None
             raise
 
-    def opened(self) -> None:
-        """Note that the database is in use and holds data."""
-        self._write(f"open {this_boot()}")
-
-    def closed(self, database: Path) -> None:
-        """Note that the database was closed in order."""
-        file = database.stat()
-        self._write(f"closed {file.st_size} {file.st_mtime_ns}")
-
     def release(self) -> None:
         os.close(self._descriptor)
 
-    def _write(self, line: str) -> None:
-        content = f"{os.getpid()}\n{line}\n".encode("ascii", "replace")
+    def write(self, note: str) -> None:
+        """Replace the note to the next owner."""
+        content = f"{os.getpid()}\n{note}\n".encode("ascii", "replace")
         os.pwrite(self._descriptor, content, 0)  # before it is cut: the pid is never missing
         os.ftruncate(self._descriptor, len(content))

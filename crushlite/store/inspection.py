@@ -1,33 +1,50 @@
 """Looking at a file before it is opened for writing. One that is refused stays as it is.
 
 Refused, each time and with what to do about it, are a file of a newer crushlite, one that is no
-database of ours or declares more than ours do (see declarations.py), and one that is damaged: no
-user gets an empty history without having decided so. All is looked at through a read-only
-connection, as closing a read-write one would merge the log into the file.
+database of ours or declares more than ours do, and one that is damaged: no user gets an empty
+history without having decided so. All is looked at through a read-only connection, as closing a
+read-write one would merge the log into the file.
 
 A file is read through, and every index compared with its table, which takes about 3 seconds for a
 gigabyte. Only a large file that was closed in order and not written to since is spared that.
+
+A database can hold programs (triggers, views, generated columns, checks, expressions) that run when
+rows are read or written, some already during a check of the pages, and one that does not end would
+hang its thread. A cloned project may come with a database, so one that declares anything else than
+our migrations do is refused before any of its rows is read. SQLite parses all declarations and
+reads its statistics before the first statement, so already that is done with tight limits.
+
+SQLite reads a log up to the first frame (a page with its header) that does not fit, and takes the
+rest for never written. After a crash that is right; of a damaged log it drops commits without a
+word. Two things show that: the index of the log (`-shm`), which outlives a killed process and says
+how many frames were committed; and, without a usable index, more of the same log behind the first
+commit that cannot be read, as a killed process leaves at most one such commit, its last. A power
+cut may tear both files in ways that prove nothing, so this is only for a log that was written in
+the present boot of the machine, or in an unknown one. See sqlite.org/walformat.html.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import sqlite3
+import struct
 from typing import TYPE_CHECKING
 
 from ..errors import CorruptDatabase, NewerSchema
 from ..itself import PACKAGE, pasted_command
 from .connection import says_damage
-from .declarations import compare, declared
-from .directory import Note, this_boot
-from .migrations import VERSION, version_of
-from .walfile import lost_commits
+from .directory import closed_note, opened_note
+from .migrations import MIGRATIONS, VERSION, version_of
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Iterator
     from pathlib import Path
 
     from .connection import ConnectionFactory
+
+    Declaration = tuple[str, str, str, str | None]  # type, name, table, SQL
 
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
 _JOURNAL_HEADER = 28  # bytes
@@ -41,9 +58,9 @@ _SALVAGE = f"{PACKAGE}.repair.salvage"  # a program of its own, which may be lef
 SMALL = 32 * 2**20  # bytes of a file that is read through at every opening: some 0.1 seconds
 
 
-def inspect(path: Path, connect: ConnectionFactory, note: Note) -> None:
+def inspect(path: Path, connect: ConnectionFactory, note: str) -> None:
     """Return if the database may be opened for writing, or made if it is missing; else raise
-    CorruptDatabase or NewerSchema. `note` is what the last owner of its directory left behind.
+    CorruptDatabase or NewerSchema. `note` is that of the last owner of its directory.
 
     For the owner of the directory: SQLite writes beside a database even to read it. `no_litter`
     around the opening clears that away."""
@@ -55,15 +72,16 @@ def inspect(path: Path, connect: ConnectionFactory, note: Note) -> None:
         if has_log:
             # SQLite would take the file for a new one and delete the log: maybe all there is.
             raise damaged(path, f"it is empty but its log {log.name} is not")
-        if path.exists() and note.holds_data:  # one that is missing was taken away on purpose
+        if path.exists() and note:  # one that is missing was taken away on purpose
             raise damaged(path, "it is empty but held data when it was last used")
         return
-    read_through = has_log or _size(path) <= SMALL or not note.fits(path.stat())
+    read_through = has_log or _size(path) <= SMALL or note != closed_note(path)
     before = _content(index)
     try:
         _check_content(path, connect, read_through)
-        if note.boot in ("", this_boot()):
-            loss = lost_commits(log, before, _content(index))
+        # Not if the last owner left it open in another boot: a power cut proves nothing.
+        if not note.startswith("open ") or note == opened_note():
+            loss = _lost_commits(log, before, _content(index))
             if loss is not None:
                 raise damaged(path, loss)
     except BaseException as error:
@@ -130,11 +148,11 @@ def _check_declarations(path: Path, version: int, conn: sqlite3.Connection) -> N
         raise _altered(path, error.message) from error
     if version == 0 and found:
         raise CorruptDatabase(f"{path} is the database of another program; it was not changed")
-    name, other = compare(found, version)
-    if name is not None:
-        raise damaged(path, f"{name} is not what schema version {version} declares")
-    if other is not None:
-        raise _altered(path, f"it holds the {other}, which crushlite does not make")
+    wanted = _expected(version)
+    if missing := {name for _, name, *_ in wanted - found}:
+        raise damaged(path, f"{min(missing)} is not what schema version {version} declares")
+    if others := {f"{kind} {str(name)[:80]!r}" for kind, name, *_ in found - wanted - _STATISTICS}:
+        raise _altered(path, f"it holds the {min(others)}, which crushlite does not make")
 
 
 def _check_journal(path: Path) -> bool:
@@ -184,3 +202,113 @@ def _content(file: Path) -> bytes:
         return b""
     with file.open("rb") as opened:
         return opened.read(_INDEX_SIZE)
+
+
+# Declarations -------------------------------------------------------------------------------------
+
+# While declarations are read. Ours take less than a tenth of each.
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 65_536,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 65_536,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 50,
+    sqlite3.SQLITE_LIMIT_COLUMN: 100,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 0,  # its cost grows without bound with the pattern
+}
+_STEPS = 1_000  # of SQLite's machine, between two looks at how many there were
+_LOOKS = 100  # ours take one or two; SQLite takes a minute to parse 300,000 declarations
+# What SQLite adds for itself, by PRAGMA optimize.
+_STATISTICS: frozenset[Declaration] = frozenset(
+    ("table", name, name, f"CREATE TABLE {name}({columns})")
+    for name, columns in (
+        ("sqlite_stat1", "tbl,idx,stat"),
+        ("sqlite_stat4", "tbl,idx,neq,nlt,ndlt,sample"),
+    )
+)
+_READ = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+
+
+def declared(conn: sqlite3.Connection) -> frozenset[Declaration]:
+    """All that a database declares. Raises CorruptDatabase if that is too much to be read: the
+    statement is interrupted if it takes more than 100,000 steps."""
+    before = {limit: conn.setlimit(limit, value) for limit, value in _LIMITS.items()}
+    looks = itertools.count(1)
+    conn.set_progress_handler(lambda: next(looks) > _LOOKS, _STEPS)
+    try:
+        return frozenset(conn.execute(_READ).fetchall())
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_TOOBIG):
+            raise CorruptDatabase("its declarations are too large") from error
+        raise
+    finally:
+        conn.set_progress_handler(None, 0)
+        for limit, value in before.items():
+            conn.setlimit(limit, value)
+
+
+@functools.cache
+def _expected(version: int) -> frozenset[Declaration]:
+    """What a database of a schema version declares, without the statistics."""
+    conn = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        for statements in MIGRATIONS[:version]:
+            for statement in statements:
+                conn.execute(statement)
+        return frozenset(conn.execute(_READ).fetchall())
+    finally:
+        conn.close()
+
+
+# The log ------------------------------------------------------------------------------------------
+
+_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+_LOG_HEADER = 32  # bytes
+_FRAME_HEADER = 24
+_SMALLEST_PAGE = 512
+_INDEX_HEADER = 48  # there are two copies of it
+
+
+def _lost_commits(log: Path, before: bytes, after: bytes) -> str | None:
+    """What is wrong with the log, or None. `before` is the content of its index as the process left
+    it, `after` as SQLite has written it on reading the log just now."""
+    found, _ = _frames(after) or (0, 0)
+    left = _frames(before)
+    if left is None:
+        goes_on = _goes_on(log, found)
+        return f"{log.name} cannot be read behind page {found}, but goes on" if goes_on else None
+    committed, copied = left
+    if copied == committed or found >= committed:
+        return None
+    return f"{log.name} held {committed} pages that were committed, {found} can be read"
+
+
+def _frames(index: bytes) -> tuple[int, int] | None:
+    """How many frames are committed according to an index, and how many of them are copied into the
+    database. None if the index is cut off or damaged, or its writer was killed in the middle."""
+    header, copy = index[:_INDEX_HEADER], index[_INDEX_HEADER : 2 * _INDEX_HEADER]
+    is_set_up = header[12:13] == b"\1"
+    if not is_set_up or header != copy or len(index) < 2 * _INDEX_HEADER + 4:
+        return None
+    (committed,) = struct.unpack_from("=I", index, 16)  # in the byte order of the machine
+    (copied,) = struct.unpack_from("=I", index, 2 * _INDEX_HEADER)
+    return committed, copied
+
+
+def _goes_on(log: Path, frames: int) -> bool:
+    """Whether the log holds more than one commit behind its first `frames` frames."""
+    if not log.exists() or log.stat().st_size < _LOG_HEADER + _FRAME_HEADER + _SMALLEST_PAGE:
+        return False
+    with log.open("rb") as file:
+        header = file.read(_LOG_HEADER)
+        if header[:4] not in _MAGIC:
+            return True
+        page, salts = int.from_bytes(header[8:12], "big"), header[16:24]
+        file.seek(frames * (_FRAME_HEADER + page), 1)
+        committed = False
+        while len(frame := file.read(_FRAME_HEADER)) == _FRAME_HEADER:
+            if frame[8:16] == salts:  # else it was left over when the log was begun anew
+                if committed:
+                    return True
+                committed = frame[4:8] != bytes(4)
+            file.seek(page, 1)
+    return False

@@ -16,7 +16,7 @@ from __future__ import annotations
 import bisect
 import json
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
 from ..protocol.codec import decode
@@ -45,9 +45,9 @@ INTERRUPTED = "interrupted: the daemon stopped"
 _END = 2**63 - 1  # a position behind all others
 
 
-class _Placed(NamedTuple):
-    position: int  # of the message in its session
-    message: Message
+# Where the user messages of a session's runs stand, and the carrier of each run, in order.
+_Prompts = list[tuple[int, str]]
+_Turn = list[tuple[int, Message]]  # messages, each with its position in its session
 
 
 def recover(conn: Connection, boot_id: str, now: float) -> list[str]:
@@ -61,45 +61,30 @@ def recover(conn: Connection, boot_id: str, now: float) -> list[str]:
         (boot_id,),
     ).fetchall()
     rows = [(scope, run_from_row(tuple(values))) for scope, *values in found]
-    prompts: dict[tuple[str, str], _Prompts] = {}
+    prompts: dict[tuple[str, str], _Prompts] = {}  # by scope and session
     for scope, row in rows:
         session = scope, row.session_id
         if session not in prompts:
-            prompts[session] = _Prompts(conn, *session)
+            prompts[session] = _find_prompts(conn, *session)
         _recover_run(conn, scope, row, prompts[session], now)
     for scope, sid in _other_sessions(conn, rows):
         _mend(conn, scope, _messages(conn, scope, sid, 0, _END), now)
     return [row.run_id for _, row in rows]
 
 
-class _Prompts:
-    """Where the user messages of the runs of a session stand. Read once: a session may have many
-    thousands of runs, and hundreds of them may be open."""
-
-    def __init__(self, conn: Connection, scope: str, sid: str) -> None:
-        rows = conn.execute(
-            """
-            SELECT messages.position, runs.carrier FROM runs JOIN messages
-            ON messages.scope = runs.scope AND messages.id = runs.user_message_id
-            WHERE runs.scope = ? AND runs.session_id = ?
-            """,
-            (scope, sid),
-        ).fetchall()
-        for row in rows:
-            check_row("the position of a message", row, (int, str))
-        self._places: list[tuple[int, str]] = sorted(rows)  # position and carrier
-
-    def add(self, position: int, carrier: str) -> None:
-        bisect.insort(self._places, (position, carrier))
-
-    def next(self, start: int, run_id: str) -> int:
-        """The position of the first user message behind `start` that is not of a rider of this run,
-        _END if there is none."""
-        for at in range(bisect.bisect_left(self._places, (start + 1, "")), len(self._places)):
-            position, carrier = self._places[at]
-            if carrier != run_id:
-                return position
-        return _END
+def _find_prompts(conn: Connection, scope: str, sid: str) -> _Prompts:
+    """Read once: a session may have many thousands of runs, and hundreds of them may be open."""
+    rows = conn.execute(
+        """
+        SELECT messages.position, runs.carrier FROM runs JOIN messages
+        ON messages.scope = runs.scope AND messages.id = runs.user_message_id
+        WHERE runs.scope = ? AND runs.session_id = ?
+        """,
+        (scope, sid),
+    ).fetchall()
+    for row in rows:
+        check_row("the position of a message", row, (int, str))
+    return sorted(rows)
 
 
 def _recover_run(conn: Connection, scope: str, row: RunRow, prompts: _Prompts, now: float) -> None:
@@ -114,12 +99,14 @@ def _recover_run(conn: Connection, scope: str, row: RunRow, prompts: _Prompts, n
         if carrier.outcome:
             outcome, error = carrier.outcome, carrier.error
     else:
-        turn = _messages(conn, scope, row.session_id, start + 1, prompts.next(start, row.run_id))
+        first = bisect.bisect_left(prompts, (start + 1, ""))
+        behind = (prompts[at] for at in range(first, len(prompts)))
+        end = next((place for place, carrier_id in behind if carrier_id != row.run_id), _END)
+        turn = _messages(conn, scope, row.session_id, start + 1, end)
         answer = _mend(conn, scope, turn, now)
         if answer is None:
-            answer = _message(row.session_id, "assistant", int(now))
-            answer.parts = [_finish(now)]
-            insert_message(conn, scope, answer, turn[-1].position if turn else start)
+            answer = _message(row.session_id, "assistant", int(now), _finish(now))
+            insert_message(conn, scope, answer, turn[-1][0] if turn else start)
         message_id = answer.id
     ending = RunInfo(row.run_id, outcome=outcome, message_id=message_id, error=error)
     ending.denied, ending.folded_into, ending.ended_at = row.denied, row.carrier, now
@@ -135,13 +122,13 @@ def _restore_prompt(
         # The times of a list go up, so not earlier than what stands ahead of it by now, such as
         # the answer that recovery has given to an earlier run.
         at = max(int(row.accepted_at or now), _last_time(conn, scope, row.session_id))
-        message = _message(row.session_id, "user", at)
-        message.parts = [TextPart(row.prompt), *_binaries(row.attachments), FinishPart("stop")]
+        parts = (TextPart(row.prompt), *_binaries(row.attachments), FinishPart("stop"))
+        message = _message(row.session_id, "user", at, *parts)
         message.id = row.user_message_id or message.id
         start_run(conn, scope, row.run_id, message, now)
         position = position_of(conn, scope, message.id)
         assert position is not None
-        prompts.add(position, row.carrier)
+        bisect.insort(prompts, (position, row.carrier))
     return position
 
 
@@ -167,7 +154,7 @@ def _binaries(attachments: str | None) -> list[Part]:
 # The turn ---------------------------------------------------------------------------------------
 
 
-def _messages(conn: Connection, scope: str, sid: str, first: int, end: int) -> list[_Placed]:
+def _messages(conn: Connection, scope: str, sid: str, first: int, end: int) -> _Turn:
     """The messages of a session from position `first` up to, and without, position `end`."""
     rows = conn.execute(
         f"""
@@ -181,52 +168,42 @@ def _messages(conn: Connection, scope: str, sid: str, first: int, end: int) -> l
     placed = []
     for position, *values in rows:  # SQLite puts a text behind every number: it would be missed
         check_row("the position of a message", (position,), (int,))
-        placed.append(_Placed(position, message_from_row(tuple(values))))
+        placed.append((position, message_from_row(tuple(values))))
     return placed
 
 
-def _mend(conn: Connection, scope: str, turn: list[_Placed], now: float) -> Message | None:
-    """Finish the open messages and answer the open tool calls of a turn; return its last assistant
-    message, None if it has none."""
-    steps = [p.message for p in turn if _is_step(p.message)]
+def _mend(conn: Connection, scope: str, turn: _Turn, now: float) -> Message | None:
+    """Finish the open messages and answer the open tool calls of a turn; return its last answer."""
+    steps = [m for _, m in turn if m.role == "assistant" and not m.is_summary_message]
     last = steps[-1] if steps else None
     unanswered = _unanswered(turn)
     for message in steps:
         if _close_message(message, message is last, now):
             message.updated_at = int(now)
             save_message(conn, scope, message)
-    behind = _last_answers(turn) if unanswered else {}
     for place, call in unanswered:
         result = ToolResultPart(call.id, call.name, INTERRUPTED, is_error=True)
-        answer = _message(place.message.session_id, "tool", int(now))
-        answer.parts = [result, FinishPart("stop")]
-        insert_message(conn, scope, answer, behind[place.message.id])
+        answer = _message(turn[0][1].session_id, "tool", int(now), result, FinishPart("stop"))
+        insert_message(conn, scope, answer, place)
     return last
 
 
-def _last_answers(turn: list[_Placed]) -> dict[str, int]:
-    """By id of a message, the position of the last of the tool messages that follow it, or its own.
-    An answer is added behind that, as the times of a list go up."""
-    found: dict[str, int] = {}
-    last: int | None = None  # of the tool messages that begin with the one behind
-    for place in reversed(turn):
-        found[place.message.id] = last = place.position if last is None else last
-        if place.message.role != "tool":
-            last = None
-    return found
-
-
-def _unanswered(turn: list[_Placed]) -> list[tuple[_Placed, ToolCallPart]]:
-    """The tool calls without a result, each with the message that it is in."""
+def _unanswered(turn: _Turn) -> list[tuple[int, ToolCallPart]]:
+    """The tool calls without a result, each with the position behind which that belongs."""
     # By id several, in their order: some providers start their ids anew in every step.
-    waiting: defaultdict[str, deque[tuple[_Placed, ToolCallPart]]] = defaultdict(deque)
-    for place in turn:
-        for call in place.message.tool_calls:
-            waiting[call.id].append((place, call))
-        for result in place.message.tool_results:
+    waiting: defaultdict[str, deque[tuple[int, ToolCallPart]]] = defaultdict(deque)
+    for at, (_, message) in enumerate(turn):
+        for call in message.tool_calls:
+            waiting[call.id].append((at, call))
+        for result in message.tool_results:
             if waiting[result.tool_call_id]:
                 waiting[result.tool_call_id].popleft()
-    return [call for calls in waiting.values() for call in calls]
+    # Behind the last of the results that follow the call, as the times of a list go up.
+    places = [position for position, _ in turn]
+    for at in reversed(range(len(turn) - 1)):
+        if turn[at + 1][1].role == "tool":
+            places[at] = places[at + 1]
+    return [(places[at], call) for calls in waiting.values() for at, call in calls]
 
 
 def _close_message(message: Message, is_last: bool, now: float) -> bool:
@@ -248,16 +225,12 @@ def _close_message(message: Message, is_last: bool, now: float) -> bool:
     return changed
 
 
-def _is_step(message: Message) -> bool:
-    return message.role == "assistant" and not message.is_summary_message
-
-
 def _finish(now: float) -> FinishPart:
     return FinishPart("error", int(now), "Interrupted", INTERRUPTED)
 
 
-def _message(sid: str, role: str, at: int) -> Message:
-    return Message(new_id(), role, sid, created_at=at, updated_at=at)
+def _message(sid: str, role: str, at: int, *parts: Part) -> Message:
+    return Message(new_id(), role, sid, parts=list(parts), created_at=at, updated_at=at)
 
 
 # Sessions without runs --------------------------------------------------------------------------

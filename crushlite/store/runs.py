@@ -85,12 +85,7 @@ def insert_run(conn: Connection, scope: str, row: RunRow) -> RunRow | None:
 
 
 def start_run(
-    conn: Connection,
-    scope: str,
-    run_id: str,
-    user_message: Message,
-    now: float,
-    carrier: str = "",
+    conn: Connection, scope: str, run_id: str, user_message: Message, now: float, carrier: str = ""
 ) -> None:
     """Store the run's user message, and with it the carrier if the run is being folded. Changes
     nothing if the message is stored already. Raises RunNotFound."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, CorruptDatabase, SessionNotFound
 from ..protocol.codec import decode, dumps, encode
@@ -17,8 +17,9 @@ from ..protocol.sessions import Session, Todo
 from .connection import check_row
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Collection
+
+    from .connection import Connection
 
 _COLUMNS = (
     "id, coalesce(parent_session_id, ''), title, message_count, prompt_tokens, completion_tokens, "
@@ -50,8 +51,14 @@ _TEXT = f"""CASE WHEN {_PLAIN} THEN CAST(json_object(
     'summary_message_id', summary_message_id, 'cost', json({_COST}), 'created_at', created_at,
     'updated_at', updated_at, 'is_busy', json('false'), 'attached_clients', 0) AS BLOB) END
 """
+NOTES_CHARS = 1 << 20
 MOST_COST = 1e300  # past the largest number there is infinity, which no JSON can hold
 _ADD_COST = f"cost = min(cost + :cost, {MOST_COST})"
+_SET_TOKENS = "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens"
+_SET_KNOWN_TOKENS = (
+    "prompt_tokens = coalesce(nullif(:prompt_tokens, 0), prompt_tokens), "
+    "completion_tokens = coalesce(nullif(:completion_tokens, 0), completion_tokens)"
+)
 _DESCENDANTS = """
     WITH RECURSIVE family (id) AS (
         SELECT :id
@@ -63,29 +70,24 @@ _DESCENDANTS = """
 """
 
 
-def require_session(conn: sqlite3.Connection, scope: str, sid: str) -> None:
-    """Raise SessionNotFound if there is no such session. Before every insert that refers to one: a
-    foreign key that fails does not say which."""
+def require_session(conn: Connection, scope: str, sid: str) -> None:
+    """Raise SessionNotFound if there is no such session: a foreign key that fails names none."""
     found = conn.execute("SELECT 1 FROM sessions WHERE scope = ? AND id = ?", (scope, sid))
     if found.fetchone() is None:
         raise SessionNotFound(f"session {sid} not found")
 
 
-def insert_session(conn: sqlite3.Connection, scope: str, session: Session) -> None:
+def insert_session(conn: Connection, scope: str, session: Session) -> None:
     """Insert a session. `message_count` of the argument is ignored: a new session has no messages.
     Raises SessionNotFound if its parent is missing, and BadRequest as `check_usage` does."""
     if session.parent_session_id:
         require_session(conn, scope, session.parent_session_id)
-    check_usage(session.prompt_tokens, session.completion_tokens, session.cost)
-    values = {
+    values = check_usage(session.prompt_tokens, session.completion_tokens, session.cost) | {
         "scope": scope,
         "id": session.id,
         "parent_session_id": session.parent_session_id or None,
         "title": session.title,
-        "prompt_tokens": session.prompt_tokens,
-        "completion_tokens": session.completion_tokens,
         "summary_message_id": session.summary_message_id,
-        "cost": session.cost,
         "todos": _todos(session.todos),
         "created_at": session.created_at,
         "updated_at": session.updated_at,
@@ -96,7 +98,7 @@ def insert_session(conn: sqlite3.Connection, scope: str, session: Session) -> No
     )
 
 
-def get_session(conn: sqlite3.Connection, scope: str, sid: str) -> Session:
+def get_session(conn: Connection, scope: str, sid: str) -> Session:
     row = conn.execute(
         f"SELECT {_COLUMNS} FROM sessions WHERE scope = ? AND id = ?", (scope, sid)
     ).fetchone()
@@ -106,7 +108,7 @@ def get_session(conn: sqlite3.Connection, scope: str, sid: str) -> Session:
 
 
 def session_texts(
-    conn: sqlite3.Connection, scope: str, apart: Collection[str] = ()
+    conn: Connection, scope: str, apart: Collection[str] = ()
 ) -> list[bytes | Session]:
     """Top-level sessions, the one changed last first, as JSON that SQLite writes: with a thousand
     of them that takes a third of the time. Those whose ids are in `apart`, and those with todos,
@@ -125,28 +127,23 @@ def session_texts(
             chars += sum(len(todo.content) + len(todo.active_form) for todo in found.todos)
             listed.append(found)
         else:
+            if not text.isascii():
+                text.decode()  # SQLite hands on bytes that are no text: `translate` calls it damage
             chars += len(text)
             listed.append(text)
         if chars > _LIST_CHARS:
             raise CorruptDatabase("the sessions are longer together than any that were made here")
-    for text in listed:  # SQLite hands on bytes that are no text
-        if isinstance(text, bytes) and not text.isascii():
-            try:
-                text.decode()
-            except UnicodeDecodeError:
-                raise CorruptDatabase("a session is damaged and cannot be read") from None
     return listed
 
 
-def rename_session(
-    conn: sqlite3.Connection, scope: str, sid: str, title: str, now: float
-) -> Session:
+def rename_session(conn: Connection, scope: str, sid: str, title: str, now: float) -> Session:
     """Set a title that a user has chosen. No generated title replaces it."""
-    return _update(conn, scope, sid, "title = :title, title_by_user = 1", now=now, title=title)
+    values = {"title": title}
+    return _update(conn, scope, sid, now, "title = :title, title_by_user = 1", values)
 
 
 def set_title(  # noqa: PLR0913 - the counters are three and belong to the title's one statement
-    conn: sqlite3.Connection,
+    conn: Connection,
     scope: str,
     sid: str,
     title: str,
@@ -157,27 +154,20 @@ def set_title(  # noqa: PLR0913 - the counters are three and belong to the title
 ) -> Session | None:
     """Set a generated title, unless a user has chosen one, and add what it cost. Returns None if
     the session is gone. The usage is added in SQL, as a running turn saves its own meanwhile."""
-    check_usage(prompt_tokens, completion_tokens, cost)
+    values = check_usage(prompt_tokens, completion_tokens, cost) | {"title": title}
+    assignments = (
+        "title = CASE WHEN title_by_user OR :title = '' THEN title ELSE :title END, "
+        f"prompt_tokens = min(prompt_tokens + :prompt_tokens, {_MAX}), "
+        f"completion_tokens = min(completion_tokens + :completion_tokens, {_MAX}), {_ADD_COST}"
+    )
     try:
-        return _update(
-            conn,
-            scope,
-            sid,
-            "title = CASE WHEN title_by_user OR :title = '' THEN title ELSE :title END, "
-            f"prompt_tokens = min(prompt_tokens + :prompt_tokens, {_MAX}), "
-            f"completion_tokens = min(completion_tokens + :completion_tokens, {_MAX}), {_ADD_COST}",
-            now=now,
-            title=title,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            cost=cost,
-        )
+        return _update(conn, scope, sid, now, assignments, values)
     except SessionNotFound:
         return None
 
 
 def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
-    conn: sqlite3.Connection,
+    conn: Connection,
     scope: str,
     sid: str,
     prompt_tokens: int,
@@ -187,56 +177,30 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
 ) -> Session:
     """Save the usage of a step: the token counts replace those of the step before, as they show
     how full the context is, unless they are zero, which means unknown; the cost is added."""
-    check_usage(prompt_tokens, completion_tokens, cost_delta)
-    return _update(
-        conn,
-        scope,
-        sid,
-        "prompt_tokens = coalesce(nullif(:prompt_tokens, 0), prompt_tokens), completion_tokens = "
-        f"coalesce(nullif(:completion_tokens, 0), completion_tokens), {_ADD_COST}",
-        now=now,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        cost=cost_delta,
-    )
+    values = check_usage(prompt_tokens, completion_tokens, cost_delta)
+    return _update(conn, scope, sid, now, f"{_SET_KNOWN_TOKENS}, {_ADD_COST}", values)
 
 
-def set_todos(
-    conn: sqlite3.Connection, scope: str, sid: str, todos: list[Todo], now: float
-) -> Session:
-    return _update(conn, scope, sid, "todos = :todos", now=now, todos=_todos(todos))
+def set_todos(conn: Connection, scope: str, sid: str, todos: list[Todo], now: float) -> Session:
+    return _update(conn, scope, sid, now, "todos = :todos", {"todos": _todos(todos)})
 
 
 def set_summary(
-    conn: sqlite3.Connection,
-    scope: str,
-    sid: str,
-    message_id: str,
-    completion_tokens: int,
-    now: float,
+    conn: Connection, scope: str, sid: str, message_id: str, completion_tokens: int, now: float
 ) -> Session:
-    """Set the summary that stands for all messages before it, and with it how full the context
-    is."""
-    check_usage(0, completion_tokens, 0.0)
-    return _update(
-        conn,
-        scope,
-        sid,
-        "summary_message_id = :message_id, prompt_tokens = 0, "
-        "completion_tokens = :completion_tokens",
-        now=now,
-        message_id=message_id,
-        completion_tokens=completion_tokens,
-    )
+    """Set the summary that stands for all messages before it, and how full the context is now."""
+    values = check_usage(0, completion_tokens, 0.0) | {"message_id": message_id}
+    assignments = f"summary_message_id = :message_id, {_SET_TOKENS}"
+    return _update(conn, scope, sid, now, assignments, values)
 
 
-def child_ids(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
+def child_ids(conn: Connection, scope: str, sid: str) -> list[str]:
     """The ids of a session's children, their children and so on, each once."""
     rows = conn.execute(_DESCENDANTS, {"scope": scope, "id": sid})
     return [child for (child,) in rows]
 
 
-def delete_session(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
+def delete_session(conn: Connection, scope: str, sid: str) -> list[str]:
     """Delete a session with its children, messages, files, read marks and runs (they cascade).
     Returns the ids of the deleted sessions, the given one first. Raises SessionNotFound."""
     require_session(conn, scope, sid)
@@ -245,14 +209,35 @@ def delete_session(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
     return gone
 
 
+# What agents and wings keep with a session: for each owner one text of its own making, which no
+# client sees. The owner '' is the agent of the workspace.
+
+
+def get_notes(conn: Connection, scope: str, sid: str, owner: str = "") -> str:
+    """What was kept last; empty if nothing was. A database that came with a project may hold
+    anything: what `set_notes` would not have stored counts as nothing."""
+    row = conn.execute(
+        "SELECT content FROM session_notes WHERE scope = ? AND owner = ? AND session_id = ? "
+        "AND typeof(content) = 'text' AND length(content) <= ?",
+        (scope, owner, sid, NOTES_CHARS),
+    ).fetchone()
+    return str(row[0]) if row is not None else ""
+
+
+def set_notes(conn: Connection, scope: str, sid: str, content: str, owner: str = "") -> None:
+    """Replace what is kept. Raises SessionNotFound, and BadRequest for more than NOTES_CHARS."""
+    if len(content) > NOTES_CHARS:
+        raise BadRequest(f"an agent keeps at most {NOTES_CHARS} characters with a session")
+    require_session(conn, scope, sid)
+    conn.execute(
+        "INSERT INTO session_notes (scope, owner, session_id, content) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (scope, owner, session_id) DO UPDATE SET content = excluded.content",
+        (scope, owner, sid, content),
+    )
+
+
 def _update(
-    conn: sqlite3.Connection,
-    scope: str,
-    sid: str,
-    assignments: str,
-    *,
-    now: float,
-    **values: str | float,
+    conn: Connection, scope: str, sid: str, now: float, assignments: str, values: dict[str, Any]
 ) -> Session:
     conn.execute(
         f"UPDATE sessions SET {assignments}, {_TOUCH} WHERE scope = :scope AND id = :id",
@@ -282,10 +267,11 @@ def _todos(todos: list[Todo]) -> str:
     return dumps(encode(todos)).decode("ascii")
 
 
-def check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> None:
-    """Raise BadRequest for counts and costs that must not be stored. SQLite would store a fraction
-    as a count, and a client that reads an integer would then refuse the session."""
+def check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> dict[str, Any]:
+    """Return these as values of a statement. Raises BadRequest for what must not be stored: SQLite
+    would store a fraction as a count, and clients that read an integer would refuse the session."""
     counts = (prompt_tokens, completion_tokens)
     whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in counts)
     if not whole or not isinstance(cost, float | int) or not 0 <= cost < math.inf:
         raise BadRequest("token counts must be whole and 64-bit, a cost finite, none negative")
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "cost": cost}

@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ..errors import (
     BadRequest,
     CorruptDatabase,
-    CrushliteError,
     IllegalCall,
     NotFound,
     StoreBusy,
@@ -29,13 +29,19 @@ from ..errors import (
 from ..realpath import real_path
 from ..records import dataclass
 from ..threads import DaemonThreads
-from .callqueue import Executor, run_in
+from .callqueue import Executor, Reader, run_in
 from .checkpoints import Checkpoints
-from .connection import Connections, configure, connect as default_connect, says_damage, transaction
-from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
+from .connection import configure, connect as default_connect, says_damage, transaction
+from .directory import (
+    DirectoryLock,
+    closed_note,
+    create_database_file,
+    make_directory,
+    opened_note,
+    refuse_links,
+)
 from .inspection import damaged, inspect, no_litter
-from .migrations import VERSION, migrate
-from .reader import Reader
+from .migrations import migrate
 from .recovery import recover
 from .writer import Writer
 
@@ -47,7 +53,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
+if TYPE_CHECKING:
+    Query = Callable[Concatenate[sqlite3.Connection, str, P], T]
 
 _NAME = "crushlite.db"
 # Shared by all stores: those that are not in use need none, and a call that hangs keeps only one.
@@ -86,22 +95,11 @@ class Store:
 
     def on_healed(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the event loop each time trouble has ended, until `off_healed`."""
-        self._writer.healed_callbacks.append(callback)
+        self._writer.healed_callbacks += (callback,)
 
     def off_healed(self, callback: Callable[[], None]) -> None:
-        self._writer.healed_callbacks.remove(callback)
-
-    async def probe(self) -> bool:
-        """Try a tiny write that changes nothing; returns whether it worked. `trouble` follows."""
-        try:
-            # A PRAGMA writes its page even if the value is the same, and is no change of a row.
-            await self.submit(
-                lambda conn: conn.execute(f"PRAGMA user_version = {VERSION}").close(), durably=True
-            )
-        except CrushliteError:
-            return False
-        self._writer.heal()
-        return True
+        kept = (each for each in self._writer.healed_callbacks if each != callback)
+        self._writer.healed_callbacks = tuple(kept)
 
     def submit(
         self,
@@ -110,12 +108,10 @@ class Store:
         durably: bool = False,
         shared: bool = False,
     ) -> asyncio.Future[T]:
-        """Queue a write, in the order of the calls; the future is done after its COMMIT.
-
-        With `durably` the commit also survives a power cut. A `shared` write waits up to
-        SHARING_SECONDS for another one to share its commit with. `work` may run twice (the first
-        time undone): it must touch nothing but the connection, and return plain data.
-        """
+        """Queue a write, in the order of the calls; the future is done after its COMMIT. With
+        `durably` that also survives a power cut. A `shared` write waits up to SHARING_SECONDS for
+        another one to share its commit with. `work` may run twice (the first time undone): it must
+        touch nothing but the connection, and return plain data."""
         return self._writer.submit(work, durably, shared=shared)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
@@ -141,17 +137,52 @@ class Store:
             # The connection that closes last merges the log into the file: this one can.
             over = await stores.closed(self.path, self._writer.close(), WRITE_SECONDS) and over
             if self._writer.left_clean and self.path.exists():  # or it was removed in use
-                self._lock.closed(self.path)
+                self._lock.write(closed_note(self.path))
         finally:
             if over:  # else a thread may still write: the lock goes with the process
                 self._lock.release()
 
 
+class ScopedStore:
+    """The rows of one workspace in a store. Every query takes `(conn, scope, ...)`; this adds both:
+    `await store.read(session_rows.get_session, session_id)`. The scope is '' in a workspace's own
+    data directory, the resolved path of the workspace in a shared one."""
+
+    def __init__(self, store: Store, scope: str) -> None:
+        self.store = store
+        self.scope = scope
+
+    def read(self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """See `Store.read`."""
+        scope = self.scope
+        return self.store.read(lambda conn: query(conn, scope, *args, **kwargs))
+
+    def write(self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """See `Store.submit`."""
+        scope = self.scope
+        return self.store.submit(lambda conn: query(conn, scope, *args, **kwargs))
+
+    def write_durably(
+        self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[T]:
+        """A write whose commit also survives a power cut."""
+        scope = self.scope
+        return self.store.submit(lambda conn: query(conn, scope, *args, **kwargs), durably=True)
+
+
 @dataclass(slots=True, eq=False)
 class _Entry:
     opening: asyncio.Task[Store]
+    # The last few: of the writer, of the reader, and one that was replaced or looks at the file.
+    connections: deque[sqlite3.Connection]
     users: int = 0
     closing: asyncio.Task[None] | None = None
+
+    def interrupt(self) -> None:
+        """End the statements that are running now, with an error."""
+        for conn in tuple(self.connections):
+            with contextlib.suppress(sqlite3.Error):  # it is closed
+                conn.interrupt()
 
 
 class Stores:
@@ -171,7 +202,7 @@ class Stores:
         self._boot_id = boot_id
         shared = DaemonThreads(_MOST_THREADS, "crushlite-store")
         self._executor = executor or (lambda _: shared)
-        self._connect = Connections(connect)
+        self._factory = connect
         self._entries: dict[Path, _Entry] = {}
         self._is_hurried = False
 
@@ -179,9 +210,9 @@ class Stores:
         """The process is about to end: from now on whatever runs in a store that is being opened or
         closed is interrupted, and a store that does not end soon is left open."""
         self._is_hurried = True
-        for path, entry in self._entries.items():
+        for entry in self._entries.values():
             if entry.closing is not None or not entry.opening.done():
-                self._connect.interrupt(path / _NAME)
+                entry.interrupt()
 
     async def open(self, data_dir: Path) -> Store:
         """Open the store in a data directory, or share the open one. Every open needs a `release`.
@@ -191,7 +222,7 @@ class Stores:
         while (entry := self._entries.get(path)) is not None and entry.closing is not None:
             await asyncio.shield(entry.closing)
         if entry is None:
-            entry = _Entry(asyncio.create_task(self._open(path)))
+            entry = _Entry(asyncio.create_task(self._open(path)), deque(maxlen=8))
             self._entries[path] = entry
         entry.users += 1
         try:
@@ -201,8 +232,7 @@ class Stores:
             raise
 
     async def release(self, store: Store) -> None:
-        """Give back one `open`; the last one closes the file and drops the lock. Raises IllegalCall
-        if the store is not open."""
+        """Give back one `open`: the last closes the file. Raises IllegalCall if it is not open."""
         entry = self._entries.get(store.data_dir)
         if entry is None or not entry.opening.done() or entry.opening.result() is not store:
             raise IllegalCall("the store is not open")
@@ -222,7 +252,6 @@ class Stores:
             if not entry.opening.cancelled() and entry.opening.exception() is None:
                 await entry.opening.result().close(self)
         finally:
-            self._connect.forget(path / _NAME)
             del self._entries[path]
 
     async def closed(self, path: Path, closing: asyncio.Future[None], seconds: float) -> bool:
@@ -234,7 +263,7 @@ class Stores:
         while not closing.done():
             waited = loop.time() - began
             if self._is_hurried or waited > seconds:
-                self._connect.interrupt(path)
+                self._entries[path.parent].interrupt()
             if waited > (HURRIED_SECONDS if self._is_hurried else seconds + GIVE_UP_SECONDS):
                 log.error("%s could not be closed: a thread of ours does not come back", path)
                 return False
@@ -286,7 +315,7 @@ class Stores:
                 inspect(path, self._connect, lock.note)
                 create_database_file(path)
                 conn = self._open_writer(path)
-            lock.opened()
+            lock.write(opened_note())
             return lock, conn
         except BaseException:
             lock.release()
@@ -316,6 +345,12 @@ class Stores:
                 path,
                 ", ".join(recovered),
             )
+        return conn
+
+    def _connect(self, path: Path, read_only: bool) -> sqlite3.Connection:
+        conn = self._factory(path, read_only)
+        if (entry := self._entries.get(path.parent)) is not None:  # else it was left behind
+            entry.connections.append(conn)
         return conn
 
     def _connected(self, path: Path, read_only: bool) -> sqlite3.Connection:

@@ -1,10 +1,10 @@
 """The writer: the only connection that changes the database, and group commit.
 
-It takes all calls that wait and runs them in one transaction, each under a savepoint if there are
-several: a commit costs a flush of the disk, however many calls share it. A call that fails is
-rolled back alone. But SQLite may drop the whole transaction (a full disk, an I/O error), and what
-ran next would then run outside any; so `in_transaction` is checked after every exception, and a
-lost batch is repeated call by call, each in its own transaction. Hence work may run twice.
+It runs all calls that wait in one transaction, each under a savepoint if there are several: a
+commit costs a flush of the disk, however many share it. A call that fails is rolled back alone. But
+SQLite may drop the whole transaction (a full disk, an I/O error), and what ran next would run
+outside any; so `in_transaction` is checked after every exception, and a lost batch is repeated call
+by call. Hence work may run twice.
 
 Nothing is committed to a file that is no longer there, and nothing is written any more to one that
 turns out to be damaged: what it still holds must not get worse.
@@ -17,7 +17,6 @@ has reached the file again.
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 from typing import TYPE_CHECKING
 
@@ -29,16 +28,13 @@ from ..errors import (
     StoreFull,
     StoreOverloaded,
 )
-from .callqueue import CallQueue, Executor, StoreCall, deliver
+from .callqueue import CallQueue, StoreCall, deliver, identity
 from .connection import breaks_connection, says_damage
 from .inspection import check_pages, damaged
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
-    from pathlib import Path
-
-    from .checkpoints import Checkpoints
 
 _SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of the process
 _SAMPLE = 400  # rows per index that the statistics are made from
@@ -54,27 +50,15 @@ class _TransactionLost(Exception):
 
 
 class Writer(CallQueue):
-    def __init__(
-        self,
-        executor: Executor,
-        conn: sqlite3.Connection,
-        path: Path,
-        connect: Callable[[], sqlite3.Connection],
-        checkpoints: Checkpoints,
-        sharing_seconds: float,
-    ) -> None:
-        super().__init__(executor, conn, path, connect, checkpoints, sharing_seconds)
+    # Used in the event loop only:
+    trouble: str | None = None  # why the last write failed, until one works again
+    healed_callbacks: tuple[Callable[[], None], ...] = ()  # called when trouble has ended
 
-        # Used in the event loop only:
-        self.trouble: str | None = None  # why the last write failed, until one works again
-        self.healed_callbacks: list[Callable[[], None]] = []  # called when trouble has ended
-
-        # Used in `_drain` only:
-        self._synchronous = ""  # as last set on the connection
-        self._file = _identity(path)
-        self._suspect = False  # SQLite has found damage, which may be in memory only
-        self._damage: CorruptDatabase | None = None
-        self.left_clean = False  # after close: the file is whole without its log
+    # Used in `_drain` only:
+    _synchronous = ""  # as last set on the connection
+    _suspect = False  # SQLite has found damage, which may be in memory only
+    _damage: CorruptDatabase | None = None
+    left_clean = False  # after close: the file is whole without its log
 
     def compact(self) -> asyncio.Future[None]:
         """Make the file as small as what it holds. It is written anew, and nothing else is written
@@ -105,14 +89,11 @@ class Writer(CallQueue):
                 self.trouble = str(call.error)
                 return
             if call.error is None and call.wrote:  # a commit of no rows proves nothing
-                return self.heal()
-
-    def heal(self) -> None:
-        """A write has reached the file: end the trouble, if there is any."""
-        if self.trouble is not None:
-            self.trouble = None
-            for callback in self.healed_callbacks:
-                self._loop.call_soon(callback)  # each on its own: one may raise
+                if self.trouble is not None:
+                    self.trouble = None
+                    for callback in self.healed_callbacks:
+                        self._loop.call_soon(callback)  # each on its own: one may raise
+                return
 
     # A batch ------------------------------------------------------------------------------------
 
@@ -190,7 +171,7 @@ class Writer(CallQueue):
             self._damage = damaged(self._path, verdict)
             raise self._damage
         self._suspect = False
-        if _identity(self._path) != self._file:
+        if identity(self._path) != self._file:
             raise StoreFailed(
                 f"{self._path} was removed or replaced while in use; put it back, or restart"
             )
@@ -223,11 +204,3 @@ class Writer(CallQueue):
         except sqlite3.Error as error:
             log.warning("%s was closed with its log beside it: %s", self._path, error)
         self._conn.close()
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

@@ -12,9 +12,10 @@ InlineExecutor  for `Stores(executor=...)`: a store that runs in the calling thr
 
 from __future__ import annotations
 
-from ..store import InlineExecutor, Stores
+from ..store import Stores
 from .fake_clock import FakeClock
 from .harness import Answer, EventReader, LocalDaemon, Participant, Seen
+from .inline import InlineExecutor
 from .scripted import ScriptedAgent, ScriptedRun
 
 __all__ = [

@@ -17,7 +17,7 @@ from crushlite.clock import SystemClock
 from crushlite.errors import ConfigError
 from crushlite.protocol.messages import Message, TextPart
 from crushlite.settings import Settings
-from crushlite.store import notes
+from crushlite.store import sessions as session_rows
 from crushlite.testing import LocalDaemon
 from crushlite.testing.scripted import ScriptedAgent
 from tests.support.hosted import QUIRKY, HostedTestCase, is_alive, quirky
@@ -149,7 +149,7 @@ class ChoiceTests(HostedTestCase):
         await self.choose(client, session, "quirky")
         await self.ask(client, session, "say a")
         store = daemon.backend.get(client.workspace["id"]).store
-        kept = json.loads(await store.read(notes.get_notes, session, "acp:quirky"))
+        kept = json.loads(await store.read(session_rows.get_notes, session, "acp:quirky"))
         self.assertTrue(kept["session"])
         self.assertNotIn(str(QUIRKY), str(kept))
 
@@ -204,9 +204,9 @@ class ChoiceTests(HostedTestCase):
         session, other = await client.session(), await client.session()
         await self.choose(client, session, "quirky")
         store = daemon.backend.get(client.workspace["id"]).store
-        sealed = await store.read(notes.get_notes, session, "agent-choice")
+        sealed = await store.read(session_rows.get_notes, session, "agent-choice")
         for note in (sealed, sealed[:64] + f" acp:{quirky()}", "0" * 64 + " quirky", "quirky"):
-            await store.write(notes.set_notes, other, note, "agent-choice")
+            await store.write(session_rows.set_notes, other, note, "agent-choice")
             async with LocalDaemon(
                 ScriptedAgent(), settings=Settings(user_files=str(self.home))
             ) as second:

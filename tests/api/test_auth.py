@@ -159,7 +159,7 @@ class AuthTestCase(unittest.IsolatedAsyncioTestCase):
 
     @property
     def executed(self) -> int:
-        return self.daemon.daemon.server.statistics.requests
+        return self.daemon.daemon.server.requests
 
     async def exchange(self, data: bytes, *, port: int = 0, unix: str = "") -> bytes:
         """Send bytes on a new connection, and read until its end."""
@@ -591,7 +591,7 @@ class Guesses(AuthTestCase):
 class WrongKeysTest(unittest.IsolatedAsyncioTestCase):
     async def refused(self, wrong: WrongKeys, port: int = 80) -> bool:
         try:
-            wrong.count(Peer("tcp", None, port))
+            wrong.count(Peer("tcp", port))
         except HTTPError as error:
             self.assertEqual(error.status, 429)
             return True

@@ -17,6 +17,7 @@ from unittest import mock
 
 from crushlite.cli import databases as module
 from crushlite.cli.databases import backup, inspected_copy, session_sizes
+from crushlite.cli.owners import is_owned, last_note
 from crushlite.clock import SystemClock
 from crushlite.errors import Conflict, CorruptDatabase, NotFound, StoreFailed
 from crushlite.protocol.messages import FinishPart, Message, TextPart
@@ -34,6 +35,23 @@ from tests.support.store import list_sessions
 if TYPE_CHECKING:
     from crushlite.store import Connection, Store
     from crushlite.testing import Participant
+
+
+class OwnerTests(BoundedTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.root = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    async def test_a_lock_that_is_a_pipe_or_huge_is_not_read_for_ever(self) -> None:
+        lock = self.root / "crushlite.lock"
+        os.mkfifo(lock)
+        async with asyncio.timeout(60):
+            self.assertFalse(await asyncio.to_thread(is_owned, self.root))
+            self.assertEqual(await asyncio.to_thread(last_note, self.root), "")
+        lock.unlink()
+        lock.touch()
+        os.truncate(lock, 2**40)
+        self.assertEqual(last_note(self.root), "")
 
 
 class BackupCase(BoundedTestCase):

@@ -48,6 +48,7 @@ from tests.support.client import (
     frame,
     refused,
 )
+from tests.support.http import streams_of
 from tests.support.places import ROOT
 from tests.support.routes import TABLE
 from tests.support.scenarios import scenario
@@ -560,7 +561,7 @@ class ClosingTests(ClientTestCase):
             await self.within(reader)
             for feed in self.feeds:
                 await self.within(feed.gone.wait())
-            self.assertEqual(self.server.statistics.streams, 0)
+            self.assertEqual(streams_of(self.server), [])
         self.assertEqual(len(self.feeds), 2, "the last round got all the way")
 
     async def test_closing_the_client_ends_its_streams(self) -> None:

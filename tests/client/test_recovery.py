@@ -233,5 +233,5 @@ class ReadyTests(ClientTestCase):
         workspace = self.client.attach(info)
         async with workspace.events() as stream:
             self.assertEqual(await self.runs_of(stream, 3), ["r1", "resync", "r2"])
-        created = next(r for r in self.requests if r.method == "POST")
+        created = next(r for r in self.requests if r.head.method == "POST")
         self.assertEqual(json.loads(created.body)["path"], "/q")

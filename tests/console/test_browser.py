@@ -22,6 +22,7 @@ from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.protocol.questions import Choice, Question
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
+from tests.support.http import streams_of
 from tests.support.places import ROOT
 from tests.support.webdriver import Browser, Window
 
@@ -517,7 +518,7 @@ class Resilience(BrowserCase):
         self.assertEqual(len(tabs), 10)
         for tab in tabs:
             await tab.wait(LIVE)
-        self.assertEqual(self.daemon.daemon.server.statistics.streams, 1)
+        self.assertEqual(len(streams_of(self.daemon.daemon.server)), 1)
         await tabs[0].type("#prompt", "go on" + ENTER)
         run = await self.daemon.entered(1)
         await run.say("streaming to all of you")
@@ -541,7 +542,7 @@ class Resilience(BrowserCase):
         await run.say("to whoever listens")
         for window in (anna, bert):
             await window.shows("to whoever listens", ".msg.assistant")
-        self.assertEqual(self.daemon.daemon.server.statistics.streams, 2)
+        self.assertEqual(len(streams_of(self.daemon.daemon.server)), 2)
         run.release()
 
     async def test_a_stream_that_breaks_is_resumed_without_loss_or_duplicate(self) -> None:
@@ -552,9 +553,8 @@ class Resilience(BrowserCase):
         for number in range(3):
             await run.say(f"piece {number} ")
             await anna.shows(f"piece {number}", ".msg.assistant")
-            for connection in tuple(self.daemon.daemon.server.connections):
-                if connection.streaming:
-                    connection.abort()
+            for connection in streams_of(self.daemon.daemon.server):
+                connection.abort()
             await run.do(lambda turn: turn.step())
         await run.say("the end")
         run.release()

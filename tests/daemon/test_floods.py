@@ -86,7 +86,7 @@ class Floods(BoundedTestCase):
             self.connect(head, tcp=True)
             self.crowd.close()
         await self.answered()
-        refused = self.daemon.daemon.server.statistics.answers.get(401, 0)
+        refused = self.daemon.daemon.server.answers.get(401, 0)
         self.assertLess(refused, CROWD / 4, "the owner has waited for their answers")
 
     async def test_in_a_flood_all_of_the_owners_who_come_at_once_are_let_in(self) -> None:

@@ -91,7 +91,7 @@ class OtherVersionTests(ClientTestCase):
         self.requests.clear()
         address = f"unix://{self.path}"
         self.assertEqual(await self.within(ensure_daemon(Wanted(address))), address)
-        sent = [r for r in self.requests if (r.method, r.head.target) == CONTROL]
+        sent = [r for r in self.requests if (r.head.method, r.head.target) == CONTROL]
         return [json.loads(request.body)["command"] for request in sent]
 
     async def test_one_of_our_version_is_not_asked_to_leave(self) -> None:

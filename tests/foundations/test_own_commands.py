@@ -23,7 +23,6 @@ from crushlite.errors import CorruptDatabase
 from crushlite.listen import Address
 from crushlite.protocol.sessions import Session
 from crushlite.store.connection import connect
-from crushlite.store.directory import Note
 from crushlite.store.inspection import inspect
 from crushlite.store.migrations import MIGRATIONS
 from crushlite.store.sessions import insert_session
@@ -107,7 +106,7 @@ class PastedTests(unittest.TestCase):
         conn.commit()
         conn.close()
         with self.assertRaises(CorruptDatabase) as refused:
-            inspect(data / "crushlite.db", connect, Note())
+            inspect(data / "crushlite.db", connect, "")
         advice = r"To take over what can be read: (.*?); to go on, "
         [line] = re.findall(advice, refused.exception.message)
         self.assertIn("sessions: 1 saved", self.paste(line))

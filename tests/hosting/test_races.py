@@ -277,7 +277,7 @@ class CancelEverywhereTests(PromptTestCase):
             again = await anna.cancel(session)
             self.assertEqual([hit["run_id"] for hit in again], ["one", "two"])
             server = daemon.daemon.server
-            await until(lambda: server.statistics.in_flight == 1, "the second cancel waits")
+            await until(lambda: len(server.tasks) == 1, "the second cancel waits")
             gate.open()
             self.assertEqual([hit["run_id"] for hit in await waits], ["one", "two"])
             ended = [event["run_id"] for event in anna.events.all("run_complete")]

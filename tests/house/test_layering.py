@@ -320,14 +320,14 @@ class SelfTests(unittest.TestCase):
         for name in ("errors", "events", "version"):
             self.assertEqual(len(self.found("http.server", f"from .. import {name}")), 1)
         self.assertEqual(self.found("http.server", "import h11, asyncio\nfrom .. import clock"), [])
-        self.assertEqual(len(self.found("client", "from ..store import reader")), 1)
+        self.assertEqual(len(self.found("client", "from ..store import writer")), 1)
         self.assertEqual(self.found("client.wire", "from ..protocol.runs import RunInfo"), [])
 
     def test_foreign_modules_stay_in_their_homes(self) -> None:
         self.assertEqual(self.found("api.x", "import h11"), ["1: h11 is used only in http/"])
         bad = ["1: sqlite3.connect is used only in store/"]
         self.assertEqual(self.found("hosting.x", "from sqlite3 import connect"), bad)
-        self.assertEqual(self.found("store.reader", "import sqlite3"), [])
+        self.assertEqual(self.found("store.writer", "import sqlite3"), [])
         bad = ["1: requests is not a dependency of the package"]
         self.assertEqual(self.found("coder.x", "import requests"), bad)
 

@@ -364,7 +364,7 @@ class Corpus(HTTPTestCase):
         self.assertEqual(canary.requests, [])
         self.assertEqual(ok.requests, [])
         self.assertTrue(transport.lost)
-        self.assertEqual(server.statistics.connections, 0)
+        self.assertEqual(server.open_connections, 0)
         [reply] = replies(transport.written)
         self.assertEqual(reply.headers["content-type"], "application/json")
         self.assertEqual(reply.headers["connection"], "close")
@@ -435,7 +435,7 @@ class Accepted(HTTPTestCase):
                 transport = await self.exchange(server, raw)
                 self.assertEqual(replies(transport.written)[0].status, 200)
                 self.assertEqual(len(seen.requests), 1)
-                self.assertEqual(seen.requests[0].peer, Peer("memory", None, 80))
+                self.assertEqual(seen.requests[0].peer, Peer("memory", 80))
 
     def test_segments_are_decoded_once_and_never_joined(self) -> None:
         for target, segments in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from crushlite.http.messages import HTTPError
+from crushlite.http.messages import HTTPError, Peer
 from crushlite.http.router import Route
 from tests.support.http import HTTPTestCase, Recorder, chunked, get, post
 
@@ -53,12 +53,12 @@ class Fuzz(HTTPTestCase):
             await self.settle()
         await self.clock.advance(200)
         self.assertTrue(transport.lost)
-        self.assertEqual(server.statistics.connections, 0)
-        self.assertEqual(server.statistics.in_flight, 0)
+        self.assertEqual(server.open_connections, 0)
+        self.assertEqual(len(server.tasks), 0)
         written = bytes(transport.written).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
         statuses = [part[:3] for part in written.split(b"HTTP/1.1 ")[1:]]
         self.assertNotIn(b"500", statuses)
-        return [(r.method, r.body) for r in seen.requests], statuses
+        return [(r.head.method, r.body) for r in seen.requests], statuses
 
     async def test_one_verdict_however_the_bytes_are_cut(self) -> None:
         rng = random.Random(20260910)
@@ -71,13 +71,15 @@ class Fuzz(HTTPTestCase):
 
     async def test_the_memory_of_heads_changes_no_verdict(self) -> None:
         server = self.serve(Route("GET", "/{x}", Recorder()))
-        peer = self.connect(server).protocol
+        peers = (Peer("unix"), Peer("tcp", 80), Peer("tcp", 81))
         for n in range(600):
-            raw = get(f"/{n % 300}", f"N: {n % 7}")
-            head = server.parser.parse(raw, peer).head  # type: ignore[arg-type]
-            self.assertIs(head.peer, peer)
+            raw, peer = get(f"/{n % 300}", f"N: {n % 7}"), peers[n % 3]
+            head = server.parser.parse(raw, peer).head
+            self.assertEqual(head.peer, peer)
+            again = {server.parser.parse(raw, other).head.peer for other in peers}
+            self.assertEqual(again, set(peers))
             self.assertEqual(head.segments, (str(n % 300),))
             self.assertEqual(head.headers.get("n"), str(n % 7))
         for _ in range(3):
             with self.assertRaises(HTTPError):
-                server.parser.parse(b"GET /ok HTTP/1.1\r\n\r\n", peer)  # type: ignore[arg-type]
+                server.parser.parse(b"GET /ok HTTP/1.1\r\n\r\n", peers[0])

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from crushlite.http.accepting import Acceptor
-from crushlite.http.capacity import Rank
 from crushlite.http.connection import Connection
-from crushlite.http.limits import Limits
+from crushlite.http.limits import Limits, Rank
 from crushlite.http.messages import HTTPError, Kind, Request, Response, Stream
 from crushlite.http.router import Route
+from crushlite.http.server import Acceptor
 from tests.support.basics import LIMIT
 from tests.support.http import (
     HTTPTestCase,
@@ -136,7 +135,7 @@ class Descriptors(SocketTestCase):
             self.assertEqual(replies(answers[0])[0].headers["retry-after"], "1")
         self.assertEqual(len(logs.output), 1, "one line for a condition that lasts")
         self.assertIn("ulimit -n", logs.output[0])
-        self.assertEqual(server.statistics.answers, {503: 21})
+        self.assertEqual(server.answers, {503: 21})
         answer = await self.received(self.connected(get("/ok", "Connection: close")))
         self.assertEqual(replies(answer)[0].status, 200)
         self.assertEqual(self.clock.pending, 0)
@@ -144,7 +143,7 @@ class Descriptors(SocketTestCase):
     async def test_without_descriptors_an_idle_connection_gives_way(self) -> None:
         server = await self.listening(Route("GET", "/ok", Recorder()))
         idle, late = self.connected(), self.client()
-        await self.within(self.until(lambda: server.statistics.connections == 1))
+        await self.within(self.until(lambda: server.open_connections == 1))
         with no_descriptors():
             late.connect(self.path)
             late.sendall(get("/ok", "Connection: close"))
@@ -187,7 +186,7 @@ class Descriptors(SocketTestCase):
         server = self.serve(Route("GET", "/ok", Recorder()))
         flooded = mock.patch.object(server.capacity["unix"], "is_flooded", return_value=True)
         self.enterContext(flooded)
-        acceptor = Acceptor(self.bound(), server, has_token=lambda first: b"/ok" in first)
+        acceptor = Acceptor(self.bound(), server, has_token=lambda port, first: b"/ok" in first)
         self.addCleanup(acceptor.close)
         crowd = [self.connected() for _ in range(3)]
         await self.within(self.until(lambda: self.clock.pending == 3))
@@ -204,7 +203,7 @@ class Descriptors(SocketTestCase):
         late.sendall(get("/ok", "Connection: close"))
         self.assertEqual(replies(await self.received(late))[0].status, 200)
         await self.clock.advance(5)
-        self.assertEqual((self.clock.pending, server.statistics.connections), (0, 0))
+        self.assertEqual((self.clock.pending, server.open_connections), (0, 0))
 
     async def test_a_daemon_with_few_descriptors_serves_on_in_a_crowd(self) -> None:
         limit = "import resource as r, runpy; r.setrlimit(r.RLIMIT_NOFILE, (64, 64))"
@@ -268,7 +267,7 @@ class Places(HTTPTestCase):
             self.assertTrue(leaver.is_closing())
             self.assertFalse(leaver.aborted)
             await self.settle()
-        self.assertEqual(self.server.statistics.connections, 6)
+        self.assertEqual(self.server.open_connections, 6)
         house[2].feed(get()[1:])
         await self.settle()
         self.assertEqual(replies(house[2].written)[0].status, 200)
@@ -279,19 +278,17 @@ class Places(HTTPTestCase):
         leavers = [transport for transport in house if transport.is_closing()]
         self.assertEqual(leavers, house[:2], "as many as there are reserved places")
         self.assertEqual(await self.ask(house[4]), 200)
-        self.assertEqual(self.server.statistics.connections, 4)
+        self.assertEqual(self.server.open_connections, 4)
 
     async def test_silent_connections_do_not_keep_others_out(self) -> None:
         routes = (Route("GET", "/ok", Recorder()), Route("GET", "/now", Recorder(), urgent=True))
         server = self.serve(*routes)
         for _ in range(2000):
             self.connect(server)
-        self.assertEqual(server.statistics.connections, Limits().connections)
+        self.assertEqual(server.open_connections, Limits().connections)
         for path in ("/now", "/ok"):
             self.assertEqual(await self.ask(self.connect(server), path), 200)
-        self.assertEqual(
-            server.capacity["memory"].waiting(Rank.IDLE), server.statistics.connections
-        )
+        self.assertEqual(server.capacity["memory"].waiting(Rank.IDLE), server.open_connections)
 
     async def test_what_is_carried_out_is_not_closed_and_what_is_unfinished_gives_way(self) -> None:
         house = [self.connect(self.server) for _ in range(4)]
@@ -347,7 +344,7 @@ class Places(HTTPTestCase):
         waiting = [
             places.waiting(rank) for places in self.server.capacity.values() for rank in Rank
         ]
-        self.assertEqual((sum(waiting), self.server.statistics.connections), (0, 0))
+        self.assertEqual((sum(waiting), self.server.open_connections), (0, 0))
 
 
 class Floods(HTTPTestCase):
@@ -809,4 +806,4 @@ class SharedEvents(SocketTestCase):
             assert stream.sink is not None
             self.assertFalse(stream.sink.writable)
             stream.sink.abort()
-        await self.within(self.until(lambda: server.statistics.connections == 0))
+        await self.within(self.until(lambda: server.open_connections == 0))

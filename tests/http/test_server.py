@@ -65,7 +65,7 @@ class Requests(HTTPTestCase):
         self.assertEqual(
             [r.body for r in replies(transport.written)], [b'{"n":%d}' % n for n in range(1, 6)]
         )
-        self.assertEqual(server.statistics.requests, 5)
+        self.assertEqual(len(seen.requests), 5)
 
     async def test_an_answer_in_pieces_is_one_answer(self) -> None:
         pieces = tuple(bytes([65 + n]) * 1000 for n in range(6))
@@ -113,7 +113,7 @@ class Requests(HTTPTestCase):
         assert isinstance(protocol, Connection)
         transport.abort()
         await self.settle()
-        self.assertEqual(server.statistics.connections, 0)
+        self.assertEqual(server.open_connections, 0)
         self.assertEqual(protocol._outbox.unsent, 0)
 
     async def test_the_head_of_a_long_answer_names_its_whole_length(self) -> None:
@@ -183,8 +183,8 @@ class Requests(HTTPTestCase):
             await self.settle()
             self.assertEqual(seen.finished, 1)
             self.assertEqual(transport.written, b"")
-            self.assertEqual(server.statistics.connections, 0)
-            self.assertEqual(server.statistics.in_flight, 0)
+            self.assertEqual(server.open_connections, 0)
+            self.assertEqual(len(server.tasks), 0)
 
     async def test_an_incomplete_request_is_never_carried_out(self) -> None:
         seen = Recorder()
@@ -555,7 +555,7 @@ class Time(HTTPTestCase):
             await self.clock.advance(10.1)
             self.assertTrue(transport.aborted)
             await self.settle()
-            self.assertEqual(server.statistics.connections, 0)
+            self.assertEqual(server.open_connections, 0)
             self.assertEqual(self.clock.pending, 0)
 
     async def test_a_peer_that_does_not_read_gets_no_further_requests_served(self) -> None:
@@ -679,5 +679,5 @@ class Draining(HTTPTestCase):
         await self.clock.advance(5.1)
         await self.within(drained)
         self.assertTrue(busy.lost)
-        self.assertEqual(server.statistics.in_flight, 0)
+        self.assertEqual(len(server.tasks), 0)
         self.assertEqual(state_of(busy), "closed")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from crushlite.http.connection import State
 from crushlite.http.router import Route
 from tests.support.http import HTTPTestCase, Recorder, RecordingStream, get, replies
 
@@ -241,10 +242,10 @@ class Streams(HTTPTestCase):
     async def test_drain_ends_streams_with_fin(self) -> None:
         server = self.streaming()
         transport = await self.exchange(server, get("/events"))
-        self.assertEqual(server.statistics.streams, 1)
+        self.assertEqual([each.state for each in server.connections], [State.STREAM])
         self.sink.write(b"bye")
         await self.within(server.drain(5.0))
         self.assertTrue(transport.lost)
         self.assertFalse(transport.aborted)
         self.assertEqual(self.stream.calls, ["opened", "closed"])
-        self.assertEqual(server.statistics.streams, 0)
+        self.assertEqual(server.connections, set())

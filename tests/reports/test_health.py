@@ -98,6 +98,7 @@ class HealthTests(BoundedTestCase):
             self.assertIn(reason, self.failing(health)["store"])
             disk.free()
             self.assertEqual((await self.health())["status"], "ok")
+        self.assertEqual((await anna.call("GET", "/sessions")).json, [])
 
     async def test_an_ending_that_waits_to_be_written_is_reported_until_it_is(self) -> None:
         disk = Disk()

@@ -307,7 +307,7 @@ class InputScenarios(unittest.IsolatedAsyncioTestCase):
                 self.assertIn(b"HTTP/1.1 413", await huge.receive())
 
             async with asyncio.timeout(PATIENCE):
-                while daemon.daemon.server.statistics.connections > 2:  # noqa: ASYNC110
+                while daemon.daemon.server.open_connections > 2:  # noqa: ASYNC110
                     await asyncio.sleep(0)  # the kernel does not announce it
             async with Talk(daemon.socket) as slow:
                 head = request("POST", target, "Content-Length: 1000", "Expect: 100-continue")
@@ -319,7 +319,7 @@ class InputScenarios(unittest.IsolatedAsyncioTestCase):
                     await clock.advance(14.0)
                     self.assertEqual((await daemon.call("GET", "/v1/health")).status, 200)
                     self.assertEqual((await anna.prompt(session, "meanwhile")).status, 202)
-                    self.assertEqual(daemon.daemon.server.statistics.connections, 3)
+                    self.assertEqual(daemon.daemon.server.open_connections, 3)
                 await clock.advance(1.1)
                 self.assertIn(b"HTTP/1.1 408", await slow.receive())
             runs = (await anna.call("GET", "/runs")).json

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from crushlite.protocol.sessions import Session
-from crushlite.store import InlineExecutor, checkpoints
+from crushlite.store import checkpoints
 from crushlite.store.checkpoints import KEEP
 from crushlite.store.sessions import insert_session
+from crushlite.testing import InlineExecutor
 from tests.support.store import Gate, StoreCase, add, ids
 
 if TYPE_CHECKING:

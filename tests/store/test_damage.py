@@ -22,10 +22,9 @@ from unittest import mock
 from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.repair.salvage import salvage
 from crushlite.store import Stores, connect, inspection
-from crushlite.store.directory import DirectoryLock, Note, this_boot
+from crushlite.store.directory import DirectoryLock, lock_lines, opened_note
 from crushlite.store.files import last_read, list_files, list_read
-from crushlite.store.listing import message_texts
-from crushlite.store.messages import list_messages, position_of
+from crushlite.store.messages import list_messages, message_texts, position_of
 from crushlite.store.migrations import MIGRATIONS, migrate
 from crushlite.store.runs import get_run
 from crushlite.store.sessions import get_session
@@ -596,17 +595,18 @@ class NoteTests(unittest.TestCase):
             file.write_text("1\nclosed 12 34\n")
             lock = DirectoryLock(Path(folder))
             self.assertEqual(file.read_text(), f"{os.getpid()}\nclosed 12 34\n")
-            self.assertEqual(lock.note, Note(True, "", (12, 34)))
-            lock.opened()
-            self.assertEqual(file.read_text(), f"{os.getpid()}\nopen {this_boot()}\n")
+            self.assertEqual(lock.note, "closed 12 34")
+            lock.write(opened_note())
+            self.assertEqual(file.read_text(), f"{os.getpid()}\n{opened_note()}\n")
             lock.release()
 
     def test_a_note_that_makes_no_sense_says_nothing(self) -> None:
-        for line in ("", "open-ish", "closed", "closed 1", "closed x y", "closed 1 2 3", "\0"):
-            self.assertEqual(Note.parse(line), Note(), line)
-        self.assertEqual(Note.parse("open"), Note(True))
-        self.assertEqual(Note.parse(f"open {this_boot()}"), Note(True, this_boot()))
-        self.assertEqual(Note.parse("closed 12 34"), Note(True, "", (12, 34)))
+        nonsense = ("", "open-ish", "closed", "closed 1", "closed x y", "closed 1 2 3", "\0")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "crushlite.lock"
+            for line in (*nonsense, "open", opened_note(), "closed 12 34"):
+                file.write_text(f"1\n{line}\n")
+                self.assertEqual(lock_lines(Path(folder)), ("1", "" if line in nonsense else line))
 
 
 class DaemonTests(DamageCase):

@@ -12,11 +12,11 @@ from typing import Any
 
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session
-from crushlite.store import InlineExecutor, RunRow, Stores
+from crushlite.store import RunRow, Stores
 from crushlite.store.messages import insert_message
 from crushlite.store.runs import insert_run
 from crushlite.store.sessions import insert_session
-from crushlite.testing import EventReader, FakeClock, Seen
+from crushlite.testing import EventReader, FakeClock, InlineExecutor, Seen
 from tests.support.basics import BoundedTestCase
 from tests.support.places import ROOT
 from tools.diskfull import Tally, verdict

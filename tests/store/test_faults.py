@@ -23,13 +23,14 @@ from crushlite.errors import (
     StoreUnusable,
 )
 from crushlite.protocol.sessions import Session
-from crushlite.store import InlineExecutor, Stores
+from crushlite.store import Stores
 from crushlite.store.migrations import VERSION, version_of
 from crushlite.store.sessions import insert_session, rename_session
 from crushlite.testing.fake_clock import FakeClock
+from crushlite.testing.inline import InlineExecutor
 from tests.support.basics import LIMIT
 from tests.support.places import ROOT
-from tests.support.store import StoreCase, add, ids
+from tests.support.store import StoreCase, add, ids, probe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +62,7 @@ from crushlite.protocol.sessions import Session
 from crushlite.store import Stores
 from crushlite.store.migrations import VERSION, version_of
 from crushlite.store.sessions import insert_session
-from tests.support.store import list_sessions
+from tests.support.store import list_sessions, probe
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -86,9 +87,9 @@ async def main(directory):
                 await store.read(lambda conn: list_sessions(conn, ""))
         failed += refused
         limit(1)
-        assert not await store.probe()
+        assert not await probe(store)
         limit(resource.RLIM_INFINITY)
-        assert await store.probe() and store.trouble is None
+        assert await probe(store) and store.trouble is None
     found = {s.id for s in await store.read(lambda conn: list_sessions(conn, ""))}
     assert found == promised, (found ^ promised)
     await stores.release(store)
@@ -154,9 +155,9 @@ class HealthTests(StoreCase):
         async with self.opened(self.faulty) as store:
             self.watch(store)
             self.faults.fail("COMMIT", sqlite3.SQLITE_FULL, times=2)
-            self.assertEqual((await store.probe(), await store.probe()), (False, False))
+            self.assertEqual((await probe(store), await probe(store)), (False, False))
             self.assertIn("injected", store.trouble or "")
-            self.assertTrue(await store.probe())
+            self.assertTrue(await probe(store))
             self.assertIsNone(store.trouble)
             await asyncio.sleep(0)
             self.assertEqual((self.healed, await store.read(ids)), ([None], []))
@@ -175,7 +176,7 @@ class HealthTests(StoreCase):
             store.off_healed(gone)
             self.watch(store)
             await self.break_once(store)
-            self.assertTrue(await store.probe())
+            self.assertTrue(await probe(store))
             await asyncio.sleep(0)
         self.assertEqual(self.healed, [None])
         self.assertEqual([type(error) for error in seen], [KeyError])
@@ -302,11 +303,11 @@ class LockedTests(StoreCase):
                 with self.assertRaises(StoreBusy) as caught:
                     await store.submit(add("lost"), durably=durably)
             self.assertEqual((caught.exception.status, caught.exception.code), (503, "store_busy"))
-            self.assertFalse(await store.probe())
+            self.assertFalse(await probe(store))
             self.assertIn("locked", store.trouble or "")
             self.assertEqual(await store.read(ids), ["before"])
             await asyncio.to_thread(self.unlock, process)
-            self.assertTrue(await store.probe())
+            self.assertTrue(await probe(store))
             self.assertEqual(await store.submit(add("after")), "after")
             self.assertEqual(await store.read(ids), ["after", "before"])
 
@@ -445,7 +446,7 @@ class InlineTests(StoreCase):
             self.faults.fail("COMMIT", sqlite3.SQLITE_IOERR_WRITE)
             with self.assertRaises(StoreFailed):
                 await store.submit(add("lost"))
-            self.assertTrue(await store.probe())
+            self.assertTrue(await probe(store))
             await store.submit(add("a"))
             self.assertEqual(await store.read(ids), ["a"])
 

@@ -18,8 +18,7 @@ from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.protocol.messages import FinishPart, Message, Part, ToolCallPart
 from crushlite.protocol.sessions import Session
 from crushlite.repair.salvage import salvage
-from crushlite.store import InlineExecutor, RunRow, Stores, connect
-from crushlite.store.directory import is_owned, last_note
+from crushlite.store import RunRow, Stores, connect
 from crushlite.store.messages import get_message, insert_message
 from crushlite.store.migrations import MIGRATIONS
 from crushlite.store.recovery import recover
@@ -31,6 +30,7 @@ from crushlite.store.sessions import (
     insert_session,
 )
 from crushlite.testing.fake_clock import FakeClock
+from crushlite.testing.inline import InlineExecutor
 from tests.store.test_damage import DamageCase, damage
 from tests.support.store import StoreCase, ending, list_sessions
 
@@ -202,18 +202,6 @@ class NeighbourTests(StoreCase):
                         await stores.open(self.directory)
                 self.assertIn(f"{name} is not a file", caught.exception.message)
                 self.assertIn("move it away", caught.exception.message)
-
-    async def test_a_lock_that_is_a_pipe_or_huge_is_not_read_for_ever(self) -> None:
-        self.directory.mkdir()
-        lock = self.directory / "crushlite.lock"
-        os.mkfifo(lock)
-        async with asyncio.timeout(60):
-            self.assertFalse(await asyncio.to_thread(is_owned, self.directory))
-            self.assertFalse((await asyncio.to_thread(last_note, self.directory)).holds_data)
-        lock.unlink()
-        lock.touch()
-        os.truncate(lock, 2**40)
-        self.assertFalse(last_note(self.directory).holds_data)
 
 
 class DescentTests(StoreCase):

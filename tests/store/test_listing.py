@@ -14,8 +14,14 @@ from crushlite.protocol.codec import encode
 from crushlite.protocol.messages import FinishPart, Message, Part, TextPart
 from crushlite.protocol.sessions import Session
 from crushlite.store.connection import connect
-from crushlite.store.listing import PIECE, message_texts, user_message_texts
-from crushlite.store.messages import PARTS_CHARS, insert_message, list_messages
+from crushlite.store.messages import (
+    PARTS_CHARS,
+    PIECE,
+    insert_message,
+    list_messages,
+    message_texts,
+    user_message_texts,
+)
 from crushlite.store.migrations import migrate
 from crushlite.store.sessions import insert_session
 from tests.support.store import EVERY_PART

@@ -14,7 +14,7 @@ from crushlite.acp_agents import choices
 from crushlite.errors import NotFound
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session, Todo
-from crushlite.store import RunRow, files, listing, messages, notes, recovery, runs, sessions
+from crushlite.store import RunRow, files, messages, recovery, runs, sessions
 from crushlite.store.connection import configure, transaction
 from crushlite.store.files import FileState
 from crushlite.store.migrations import migrate
@@ -78,7 +78,7 @@ class PlanTests(unittest.TestCase):
         conn = self.conn
         sessions.insert_session(conn, "", Session(id=sid))
         for owner in "abc":
-            notes.set_notes(conn, "", sid, "kept", owner)
+            sessions.set_notes(conn, "", sid, "kept", owner)
         for number in range(20):
             role = "assistant" if number % 2 else "user"
             messages.insert_message(conn, "", message(f"{sid}-{number}", sid, role))
@@ -171,12 +171,10 @@ def allowed(detail: str, sql: str) -> bool:
 MODULES: dict[str, ModuleType] = {
     "sessions": sessions,
     "messages": messages,
-    "listing": listing,
     "runs": runs,
     "files": files,
     "queries": queries,
     "choices": choices,
-    "notes": notes,
     "recovery": recovery,
 }
 CALLS: list[tuple[Any, ...]] = [
@@ -198,12 +196,12 @@ CALLS: list[tuple[Any, ...]] = [
     ("messages.get_message", "", "m"),
     ("messages.position_of", "", "m"),
     ("messages.list_messages", "", "s1"),
-    *(("listing.message_texts", "", "s1", live) for live in ((), ("m", "x"))),
-    *(("listing.user_message_texts", "", sid, ("m", "x")) for sid in ("s1", None)),
-    *(("listing.user_message_texts", "", sid, ()) for sid in ("s1", None)),
+    *(("messages.message_texts", "", "s1", live) for live in ((), ("m", "x"))),
+    *(("messages.user_message_texts", "", sid, ("m", "x")) for sid in ("s1", None)),
+    *(("messages.user_message_texts", "", sid, ()) for sid in ("s1", None)),
     ("messages.delete_message", "", "n"),
-    *(("listing.message_texts", "", "s1", live) for live in ((), ("m", "s1-3"))),
-    *(("listing.user_message_texts", "", sid, ("m",)) for sid in ("s1", None)),
+    *(("messages.message_texts", "", "s1", live) for live in ((), ("m", "s1-3"))),
+    *(("messages.user_message_texts", "", sid, ("m",)) for sid in ("s1", None)),
     ("runs.insert_run", "", RunRow("r", "s1", "d", "p", boot_id="old")),
     ("runs.insert_run", "", RunRow("rider", "s1", "d", "p", carrier="r", boot_id="old")),
     ("runs.start_run", "", "r", message("rm", "s1"), 1.0),
@@ -224,8 +222,8 @@ CALLS: list[tuple[Any, ...]] = [
     ("files.mark_read", "", "s1", "/path", 1.0),
     ("files.list_read", "", "s1"),
     ("files.last_read", "", "s1", "/path"),
-    ("notes.set_notes", "", "s1", "kept"),
-    ("notes.get_notes", "", "s1"),
+    ("sessions.set_notes", "", "s1", "kept"),
+    ("sessions.get_notes", "", "s1"),
     ("choices.all_notes", "", "agent", 100),
 ]
 

@@ -40,7 +40,6 @@ from crushlite.store.messages import (
     save_message,
 )
 from crushlite.store.migrations import migrate
-from crushlite.store.notes import set_notes
 from crushlite.store.runs import (
     end_run,
     ended_among,
@@ -57,6 +56,7 @@ from crushlite.store.sessions import (
     rename_session,
     save_usage,
     session_texts,
+    set_notes,
     set_summary,
     set_title,
     set_todos,

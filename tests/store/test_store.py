@@ -19,9 +19,9 @@ from crushlite.errors import (
     StoreOverloaded,
 )
 from crushlite.protocol.sessions import Session
-from crushlite.store import InlineExecutor
 from crushlite.store.callqueue import MAX_WAITING
 from crushlite.store.sessions import get_session, insert_session, rename_session
+from crushlite.testing import InlineExecutor
 from tests.support.store import Gate, StoreCase, add, ids, list_sessions
 
 
@@ -288,7 +288,7 @@ class ReaderTests(StoreCase):
     async def test_a_long_read_pauses_for_others_and_a_short_one_does_not(self) -> None:
         async with self.opened() as store:
             await store.submit(lambda conn: [add(f"s{n}")(conn) for n in range(1_000)])
-            with mock.patch("crushlite.store.reader.time") as time:
+            with mock.patch("crushlite.store.callqueue.time") as time:
                 time.monotonic.return_value = 0
                 self.assertEqual(len(await store.read(lambda conn: list_sessions(conn, ""))), 1_000)
                 self.assertEqual(time.sleep.call_count, 0)

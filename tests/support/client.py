@@ -164,7 +164,7 @@ class ClientTestCase(HTTPTestCase):
 
     async def handle(self, pattern: str, request: Request) -> Response | Stream:
         self.requests.append(request)
-        planned = self.answers.get((request.method, pattern), Response(200))
+        planned = self.answers.get((request.head.method, pattern), Response(200))
         if isinstance(planned, list):
             planned = planned.pop(0) if len(planned) > 1 else planned[0]
         if callable(planned):
@@ -187,7 +187,7 @@ class ClientTestCase(HTTPTestCase):
 
     @property
     def targets(self) -> list[str]:
-        return [f"{request.method} {request.head.target}" for request in self.requests]
+        return [f"{request.head.method} {request.head.target}" for request in self.requests]
 
     @property
     def positions(self) -> list[str | None]:

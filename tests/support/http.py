@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import h11
 
-from crushlite.http.connection import Connection
+from crushlite.http.connection import Connection, State
 from crushlite.http.limits import Limits
 from crushlite.http.messages import ByteSink, HTTPError, Pairs, Request, Response, Stream
 from crushlite.http.router import Guard, Route, Router
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
 T = TypeVar("T")
+
+
+def streams_of(server: HTTPServer) -> list[Connection]:
+    """The connections that are answered with a stream."""
+    return [each for each in server.connections if each.state is State.STREAM]
 
 
 class HTTPTestCase(BoundedTestCase):
@@ -47,7 +52,7 @@ class HTTPTestCase(BoundedTestCase):
         guard: Guard | None = None,
         **options: Any,
     ) -> HTTPServer:
-        router = Router(routes, guard=guard)
+        router = Router(routes, guard=guard) if guard else Router(routes)
         return HTTPServer(router, clock=self.clock, limits=limits or Limits(), **options)
 
     def connect(self, server: HTTPServer) -> MemoryTransport:

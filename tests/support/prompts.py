@@ -10,8 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import SystemClock
-from crushlite.store import InlineExecutor
-from crushlite.testing import LocalDaemon, Stores
+from crushlite.testing import InlineExecutor, LocalDaemon, Stores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

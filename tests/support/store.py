@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crushlite.errors import CrushliteError
 from crushlite.protocol.codec import decode
 from crushlite.protocol.messages import (
     BinaryPart,
@@ -29,7 +30,7 @@ from crushlite.protocol.messages import (
 from crushlite.protocol.runs import RunInfo
 from crushlite.protocol.sessions import Session
 from crushlite.store import Store, Stores, connect
-from crushlite.store.sessions import insert_session, session_texts
+from crushlite.store.sessions import delete_session, insert_session, session_texts
 from crushlite.store.stores import SHARING_SECONDS
 from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import LIMIT, BoundedTestCase
@@ -47,6 +48,20 @@ def list_sessions(conn: sqlite3.Connection, scope: str) -> list[Session]:
         decode(Session, json.loads(one)) if isinstance(one, bytes) else one
         for one in session_texts(conn, scope)
     ]
+
+
+async def probe(store: Store) -> bool:
+    """Whether a store can write, found out by a row that comes and goes in one transaction."""
+
+    def come_and_go(conn: sqlite3.Connection) -> None:
+        insert_session(conn, "probe", Session(id="probe"))
+        delete_session(conn, "probe", "probe")
+
+    try:
+        await store.submit(come_and_go, durably=True)
+    except CrushliteError:
+        return False
+    return True
 
 
 # One of each, with what is hard to store and to write down.

@@ -22,8 +22,9 @@ from crushlite.protocol.messages import Message, Prompt
 from crushlite.protocol.sessions import Session
 from crushlite.settings import Settings
 from crushlite.shell.part import ShellPart
-from crushlite.store import InlineExecutor, Stores, messages as message_rows, sessions
+from crushlite.store import Stores, messages as message_rows, sessions
 from crushlite.testing.fake_clock import FakeClock
+from crushlite.testing.inline import InlineExecutor
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:

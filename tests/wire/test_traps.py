@@ -29,6 +29,7 @@ from tests.support.gojson import (
     List,
     check_config,
 )
+from tests.support.http import streams_of
 
 if TYPE_CHECKING:
     from crushlite.agent.base import AgentFactory, Turn
@@ -436,7 +437,7 @@ class PatienceTests(WireCase):
         await self.time.advance(29)
         await anna.start()
         await anna.close()
-        await until(lambda: not self.daemon.server.statistics.streams, "the stream is gone")
+        await until(lambda: not streams_of(self.daemon.server), "the stream is gone")
         ben = GoClient(self.tcp)
         self.addAsyncCleanup(ben.transport.close)
         await self.time.advance(9)

@@ -255,9 +255,10 @@ class Life:
         self._network.server = None
         if not self._agent.released.done():
             self._agent.released.set_result(None)
-        statistics = self._daemon.server.statistics
-        if statistics.connections or statistics.in_flight:
-            raise Violation(f"the server has left with {statistics}")
+        server = self._daemon.server
+        if server.open_connections or server.tasks:
+            left = f"{server.open_connections} connections, {len(server.tasks)} requests"
+            raise Violation(f"the server has left with {left}")
 
     async def audit(self) -> None:
         """Open the workspace again, and compare what is there with what was there before."""
