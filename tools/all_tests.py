@@ -55,16 +55,10 @@ SECONDS = {
 PART = 30  # seconds
 
 
-# Install real programs, in $0's environment, and run the tests against them in their own. To build
-# gopls takes the longest (tools/check begins before the tests): its test comes last.
+# Install real programs, in $0's environment, and run the tests against them in their own.
 PEERS = """
-    "$0" tools/peers.py . python node || exit
-    exec .peers/venv/bin/python -m pytest tests/peers --ignore=tests/peers/test_gopls.py
-"""
-GOPLS = """
-    "$0" tools/peers.py . python go || exit
-    [ -x .peers/go/gopls ] || exec echo left out, it is not installed
-    exec .peers/venv/bin/python -m pytest tests/peers/test_gopls.py
+    "$0" tools/peers.py . || exit
+    exec .peers/venv/bin/python -m pytest tests/peers
 """
 
 
@@ -140,7 +134,6 @@ def main() -> int:
         jobs.append(Job("coverage", float("inf"), [sys.executable, "tools/coverage_gate.py"]))
     if options.peers:  # waits for the network at first
         jobs.append(Job("real programs", float("inf"), ["sh", "-c", PEERS, sys.executable]))
-        jobs.append(Job("gopls", 0, ["sh", "-c", GOPLS, sys.executable]))
     jobs.sort(key=lambda job: -job.weight)
     failed: list[str] = []
     with ThreadPoolExecutor(options.jobs) as pool:

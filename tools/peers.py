@@ -4,7 +4,7 @@ Into ROOT/.peers, by its parts, without an argument all of them:
 
     python   packages by tests/peers/requirements.txt into `venv`, with this package and pytest
     node     npm packages by tests/peers/package.json into `node_modules`
-    go       gopls into `go`, where go is installed
+    go       gopls into `go`, where go is installed: that of Debian's archive, or built
 
 A stamp of what a part was made from is written last: a second call does nothing, an interrupted one
 is done again, and of two calls at once one waits for the other.
@@ -27,7 +27,7 @@ sys.path.insert(0, os.path.dirname(__file__))  # python -I leaves it out
 
 from environment import MISLEADING, say
 
-GOPLS = "golang.org/x/tools/gopls@v0.20.0"  # built where go is installed, for its test
+GOPLS = "golang.org/x/tools/gopls@v0.20.0"  # built where there is no package of it
 GO_SECONDS = 600
 NODE_ADVICE = "npm is not on the PATH (Debian: sudo apt-get install npm)"
 
@@ -70,16 +70,36 @@ def install_node(root: Path, folder: Path) -> bool:
     return succeeds([npm, *packages], folder)
 
 
+def unpack_gopls(folder: Path) -> bool:
+    """Put the gopls of the system's package archive into this folder, without installing the
+    package. False where there is none: not Debian, or apt has no lists."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+
+    def run(*command: str) -> None:
+        subprocess.run(command, cwd=folder, check=True, timeout=GO_SECONDS)
+
+    try:
+        run("apt-get", "-qq", "download", "gopls")
+        (package,) = folder.glob("gopls_*.deb")
+        run("dpkg", "-x", package.name, ".")
+        (folder / "usr" / "bin" / "gopls").rename(folder / "gopls")
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        say(f"gopls is built from its source, because the package cannot be had: {error}")
+        return False
+    return True
+
+
 def install_go(root: Path, folder: Path) -> bool:
-    """Build gopls with the go of this machine, if there is one. A failure is said, and no more: its
-    test is left out then."""
-    if shutil.which("go") is None:
+    """Unpack Debian's gopls, or build one with the go of this machine; it needs a go to run. A
+    failure is said, and no more: its test is left out then."""
+    if shutil.which("go") is None or unpack_gopls(folder / "go"):
         return True
     places = {"GOBIN": str(folder / "go"), "GOFLAGS": "-modcacherw", "CGO_ENABLED": "0"}
-    # Behind the tests, which run meanwhile and have limits of time. To optimise it takes a third of
-    # the time of building it, and for one small project makes no difference.
+    # Behind the tests, which run meanwhile and have limits of time. To optimise it, and to
+    # prepare it for debuggers, takes long and for one small project makes no difference.
     command = ["nice", "-n", "5", "go", "install", "-p", "1", "-ldflags=-s -w"]
-    command += ["-gcflags=all=-N -l", GOPLS]
+    command += ["-gcflags=all=-N -l -dwarf=false", GOPLS]
     try:
         subprocess.run(command, env={**environment(), **places}, check=True, timeout=GO_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:

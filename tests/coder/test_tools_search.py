@@ -361,7 +361,8 @@ class RgTests(TreeTestCase):
             return (await self.use("grep", **arguments)).content
 
     async def test_answers_are_the_same_with_rg_and_without(self) -> None:
-        for fault in ("", "fails", "talks", "short"):
+        faults = ("", "fails", "talks", "short")
+        for fault in faults:
             self.install(self.outside / f"rg-{fault}", fault)
         searches: list[dict[str, Any]] = [
             {"pattern": r"value_\d+ = 3"},
@@ -374,13 +375,14 @@ class RgTests(TreeTestCase):
             {"pattern": "value_(1|2)00", "include": "*.txt"},
             {"pattern": "value_1", "path": "many"},
         ]
-        for arguments in searches:
+        for number, arguments in enumerate(searches):
             with self.subTest(arguments):
                 wanted = await self.grep(self.outside / "none", **arguments)
-                for fault in ("", "fails", "talks", "short"):
+                # What is searched for does not matter to a program that answers wrongly.
+                for fault in faults if number < 2 else faults[:1]:
                     found = await self.grep(self.outside / f"rg-{fault}", **arguments)
                     self.assertEqual(found, wanted, fault)
-        self.assertGreater(len(self.log.read_text().split("\n")), 16)
+        self.assertGreater(len(self.log.read_text().split("\n")), 2 * len(faults))
 
     async def test_rg_gets_no_settings_from_anywhere(self) -> None:
         self.install(self.outside / "good")
