@@ -210,6 +210,7 @@ class WorkspacePart:
     # raises counts as a refusal of a prompt or a tool call; elsewhere it has said nothing.
 
     guards_prompts = False  # prompts that were sent to steer a turn get one of their own
+    guards_stop = False  # `before_stop` may take long: what a turn has used is saved before it
 
     def prompt_started(self, turn: Any, run_id: str, text: str) -> None:
         """A prompt has begun a turn, or joined it, and is in the transcript. Must not block."""

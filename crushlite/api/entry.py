@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..http.messages import Response
 from ..records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ..http.messages import Request, Response, Stream
+    from ..http.messages import Request, Stream
 
     # Called with the api's Context, which every route function shares, and the request.
     Function = Callable[[Any, Request], Awaitable[Response | Stream]]
@@ -51,3 +52,9 @@ class Entry:
     public: bool = False  # no token is required: only for what a page needs before it has one
     from_file: bool = False  # the form of a local file may post to it, whose Origin is "null"
     refusals: tuple[tuple[int, str], ...] = ()  # status and code of those that no other route has
+    instant: Callable[[Request], Response | None] | None = None  # see `Route.instant`
+
+
+def alive(request: Request) -> Response | None:
+    """The answer to a plain question for the health of the daemon: its `instant`."""
+    return None if request.head.query else Response(200)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import CrushliteError
 from ..http.messages import HTTPError, Response
 from ..http.router import Route, Router
+from .entry import alive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ def build_router(
     def whole() -> list[Route]:
         from .routes import routes_of
 
-        return [route, *(each for each in routes_of(context()) if each.pattern != HEALTH)]
+        return routes_of(context())
 
     async def health(request: Request) -> Response:
         known = context()
@@ -52,9 +53,6 @@ def build_router(
         answer = await entry.function(known, request)
         assert isinstance(answer, Response)
         return answer
-
-    def alive(request: Request) -> Response | None:
-        return None if request.head.query else Response(200)
 
     route = Route("GET", HEALTH, health, urgent=True, instant=alive)
     return Router([route], guard=guard, whole=whole)

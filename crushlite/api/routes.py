@@ -36,7 +36,7 @@ from ..protocol.workspaces import (
 from ..threads import DaemonThreads
 from . import agent, dialogs, features, sessions, system, workspaces
 from .context import MAX_WAIT, read
-from .entry import MIB, Entry, Param, W
+from .entry import MIB, Entry, Param, W, alive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ ABSENT = (
 
 TABLE: tuple[Entry, ...] = (
     # The daemon itself.
-    Entry("GET", "/v1/health", system.health, urgent=True),
+    Entry("GET", "/v1/health", system.health, urgent=True, instant=alive),
     Entry("GET", "/v1/version", system.version, gives=VersionInfo),
     Entry("POST", "/v1/control", system.control, takes=Control),
     Entry("DELETE", "/v1/clients/{client_id}", system.retire_client),
@@ -193,6 +193,6 @@ def routes_of(context: Context) -> list[Route]:
     routes = []
     for row in context.table:
         handler = _handler(context, row, threads)
-        flags = (row.urgent, row.public, row.from_file)
+        flags = (row.urgent, row.public, row.from_file, row.instant)
         routes.append(Route(row.method, row.pattern, handler, row.body_limit, *flags))
     return routes

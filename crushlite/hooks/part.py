@@ -63,6 +63,10 @@ class HooksPart(WorkspacePart):
     def guards_prompts(self) -> bool:  # type: ignore[override]
         return bool(self._matching(events.PROMPT))
 
+    @property
+    def guards_stop(self) -> bool:  # type: ignore[override]
+        return bool(self._matching(events.STOP))
+
     async def before_prompt(self, author: Author, text: str) -> Ruling | None:
         context = [await self._start_session(author)]
         outcome = await self._ask(events.PROMPT, author, {"prompt": text})

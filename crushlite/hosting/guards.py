@@ -96,6 +96,11 @@ class TurnGuards:
         """Whether each prompt needs a turn of its own, in which the parts are asked about it."""
         return any(part.guards_prompts for part in self._guards)
 
+    @property
+    def hold_stop(self) -> bool:
+        """Whether parts may take long to say that the turn may end."""
+        return any(part.guards_stop for part in self._guards)
+
     async def prompt(self, text: str) -> None:
         """Ask about the prompt of the turn, before the agent sees it. Raises PromptRefused."""
         context: list[str] = []

@@ -461,10 +461,10 @@ class Runner:
         def end(conn: Connection) -> Session:
             session_rows.require_session(conn, scope, session_id)
             save(conn)
-            if save_usage is not None:
+            ended = [run_rows.end_run(conn, scope, row) for row in rows]
+            # Once: a try that failed only after its commit is repeated, and cost is added.
+            if save_usage is not None and ended[0]:
                 save_usage(conn)
-            for row in rows:
-                run_rows.end_run(conn, scope, row)
             return session_rows.get_session(conn, scope, session_id)
 
         return end

@@ -50,6 +50,7 @@ SECONDS_PER_CHAR = 1e-7  # between two events of a growing message: 0.1 s for a 
 # Each event and each row holds all parts: of a message with more than these, several new calls are
 # published and written together.
 MANY_PARTS = 16
+HELD_SECONDS = 0.1  # that an event is held back at most: see `finish`
 ROW_SECONDS = 1.0  # how stale the row of a streaming message may get,
 ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfinished answer
 
@@ -196,7 +197,7 @@ class Transcript:
         self, live: LiveMessage, finish: FinishPart, *, write: bool = True, publish: bool = True
     ) -> None:
         """Set the finish part: at most one, last. `write=False` leaves the row to `saving`,
-        `publish=False` the event to `flush`."""
+        `publish=False` the event to `flush`, or to a timer if that does not come soon."""
         self._close_reasoning(live, flush=False)
         parts = [part for part in live.message.parts if not isinstance(part, FinishPart)]
         live.message.parts = [*parts, finish]
@@ -220,6 +221,7 @@ class Transcript:
             self.flush(live, write=write)
         else:
             self._disarm(live)
+            live.timer = self._clock.call_later(HELD_SECONDS, lambda: self._tick(live))
 
     def flush(self, live: LiveMessage, *, write: bool = True, more: bool = False) -> None:
         """Publish and write what is not out yet; a second flush does nothing. `more` as for

@@ -131,8 +131,14 @@ class LiveTurn(TurnRequests):
     async def agent_done(self) -> None:
         """The agent has returned: tell the wings that the turn ends, unless it has asked them."""
         if not self.guards.stop_asked:
-            await self.guards.stop(self.said)
+            await self._wanted_before_stop()
         self.guards.notify("agent_completed", self.said)
+
+    async def _wanted_before_stop(self) -> str:
+        """Ask the parts what must be done before the turn ends; empty if it may end."""
+        if self.guards.hold_stop:
+            await self._save_usage()
+        return await self.guards.stop(self.said)
 
     def fence(self) -> None:
         self._over = True
@@ -181,10 +187,10 @@ class LiveTurn(TurnRequests):
     def publish_end(self, session: Session | None) -> None:
         """Publish what `close` has held back, so that clients see the usage of a step before its
         end. `session` is as the ending has left it; None if it could not be stored."""
-        if self._unsaved is not None:
+        if self._unsaved is not None and self._step is not None:
             if session is not None:
                 self.workspace.hub.publish("updated", session, more=True)
-            self.workspace.transcript.flush(self.last, write=False, more=True)
+            self.workspace.transcript.flush(self._step, write=False, more=True)
 
     def _close_calls(self, outcome: Outcome) -> None:
         """Providers refuse a history with a call that has no result, so none is left behind."""
@@ -318,11 +324,12 @@ class LiveTurn(TurnRequests):
         self._check()
         if self.parent is not None:
             return True  # the agent that it works for goes on
-        wanted = await self.guards.stop(self.said)
+        wanted = await self._wanted_before_stop()
         self._check()
         if not wanted or self._counting.out_of_steps:
             return True
         await self._save_usage()
+        self._check()
         self._end_step()
         self._add("user", TextPart(wanted))
         self._new_step, self.guards.stop_asked = True, False
@@ -342,6 +349,7 @@ class LiveTurn(TurnRequests):
         self._check()
         self._counting.check_steps()
         await self._save_usage()
+        self._check()
         if self._counting.steps:  # what sub-agents have cost counts as well
             await self._check_cost()
         self._end_step()
@@ -414,7 +422,9 @@ class LiveTurn(TurnRequests):
         cost = 0.0 if usage.estimated else usage.cost
         counts = usage.prompt_tokens, usage.completion_tokens
         self.limits.count(cost, *counts)
-        if last and self.parent is None and not self._is_summary:
+        # Not if a person is to be asked first, which may take long.
+        is_last = last and not self.limits.too_expensive
+        if is_last and self.parent is None and not self._is_summary:
             self._owed, self._unsaved = min(self._owed + cost, session_rows.MOST_COST), counts
         else:
             self._unsaved = None

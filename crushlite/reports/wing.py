@@ -59,7 +59,7 @@ class ReportsWing(Wing):
         self.vitals.end()
 
     def routes(self) -> Sequence[Entry]:
-        from ..api.entry import Entry, Param
+        from ..api.entry import Entry, Param, alive
         from ..features.wire import Health
 
         verbose = "1: report the daemon's state, and test whether its stores can write."
@@ -71,6 +71,7 @@ class ReportsWing(Wing):
                 gives=Health | None,
                 params=(Param("verbose", verbose),),
                 urgent=True,
+                instant=alive,
             ),
             Entry("GET", "/v1/openapi.json", self.openapi, gives=dict[str, Any]),
             Entry("GET", "/v1/metrics", self.metrics, gives=str, media=TEXT_FORMAT),

@@ -103,9 +103,10 @@ def start_run(
     )
 
 
-def end_run(conn: Connection, scope: str, run: RunInfo) -> None:
-    """Set how a run ended, unless that is set. `folded_into` is empty for one that was not."""
-    conn.execute(
+def end_run(conn: Connection, scope: str, run: RunInfo) -> bool:
+    """Set how a run ended, unless that is set; returns whether it was not. `folded_into` is empty
+    for one that was not folded."""
+    done = conn.execute(
         """
         UPDATE runs SET outcome = ?, message_id = ?, error = ?, denied = ?, ended_at = ?,
             limit_reached = ?, cost = ?, prompt_tokens = ?, completion_tokens = ?,
@@ -114,6 +115,7 @@ def end_run(conn: Connection, scope: str, run: RunInfo) -> None:
         """,
         (*_ending(run), scope, run.run_id),
     )
+    return done.rowcount > 0
 
 
 def find_run(conn: Connection, scope: str, run_id: str) -> RunRow | None:

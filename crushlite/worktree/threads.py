@@ -34,7 +34,7 @@ class FileThreads(DaemonThreads):
                 return await call.future
         except TimeoutError:
             if not call.future.cancelled():
-                raise  # of the function itself
+                return call.future.result()  # just in time, or the function's own error
             self._give_up(call)
             raise BadRequest(
                 f"the file system did not answer within {seconds:g} seconds: try another path"
