@@ -227,7 +227,8 @@ def _remove_stale(path: str) -> None:
 
 
 def is_stale(error: OSError) -> bool:
-    """Whether a failed connection proves that no daemon listens: no timeout does."""
+    """Whether a failed connection proves that no daemon listens. A timeout does not: it may be
+    slow."""
     return isinstance(error, (ConnectionRefusedError, FileNotFoundError))
 
 

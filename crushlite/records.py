@@ -4,8 +4,9 @@ The standard decorator compiles up to seven methods for every class when its mod
 the 170 classes that a daemon imports this took a quarter of its start. This one makes only the
 class with its `__slots__`. The first construction of an instance, or the first look at
 `__dataclass_fields__` (by `dataclasses.fields`, `is_dataclass` and the like), adds the rest, of
-which only `__init__` is compiled. From then on there is no difference. Classes that can be ordered,
-and those with fields that are no parameters of `__init__`, need the standard decorator.
+which only `__init__` is compiled. From then on it behaves like a dataclass, but its signature has
+no types. Classes that can be ordered, and those with fields that are no parameters of `__init__`,
+need the standard decorator.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class _Pending:
                 return found  # type: ignore[return-value]
             fields: Fields = {}
             for base in self._cls.__mro__[:0:-1]:
-                fields |= getattr(base, _MARK, {})
+                known: Fields = getattr(base, _MARK, {})
+                fields |= {name: each for name, each in known.items() if each._field_type is _FIELD}  # type: ignore[attr-defined]
             fields |= {name: self._field(name) for name in self._names()}
             for name, value in self._methods(fields).items():
                 if name not in self._written:
@@ -141,6 +143,7 @@ class _Pending:
         """What the standard decorator would add besides `__init__`."""
         positional = [name for name in fields if not fields[name].kw_only]
         made: dict[str, Any] = {"__match_args__": tuple(positional)}
+        made["__replace__"] = lambda record, /, **changes: dataclasses.replace(record, **changes)
         if self._options.repr:
             made["__repr__"] = _repr_method([name for name in fields if fields[name].repr])
         if self._options.eq:

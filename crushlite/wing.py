@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .store import ScopedStore
     from .store.files import Change
 
-    # Of a turn, by the id of its tool call: prompt, agent and title.
+    # Called with the turn, the id of its tool call, the prompt, the sub-agent and a title.
     Delegate = Callable[[Any, str, str, Agent, str], Coroutine[Any, Any, Delegated]]
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ class WorkspacePart:
         """Who answers runs of a session that start now; None: the agent of the workspace."""
         return None
 
-    uses_agent = False  # an agent that was replaced is not closed meanwhile
+    uses_agent = False  # while True, an agent that was replaced is not closed: it is still called
 
     def file_read(self, path: str) -> None:
         """An agent has read a file, by its absolute path."""

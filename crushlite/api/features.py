@@ -39,8 +39,8 @@ async def nothing_to_do(context: Context, request: Request) -> Response:
 async def absent(context: Context, request: Request) -> Response:
     context.workspace(request)
     raise NotFound(
-        "this daemon runs without what answers this (it has no configuration files, skills, tool "
-        "servers or language servers, or runs no commands)"
+        "this daemon has no part that answers this: it was made without configuration files, "
+        "skills, tool servers, language servers or commands"
     )
 
 

@@ -32,8 +32,7 @@ MAX_MESSAGE = 1000  # characters of a refusal: some quote what was sent, which m
 def build_router(
     backend: Backend, server: Callable[[], HTTPServer], wings: Sequence[Wing], guard: Guard
 ) -> Router:
-    """The router of a daemon, which `server` gives once it is made: of the table in routes.py with
-    the routes of its wings."""
+    """The router of a daemon. `server` returns its HTTP server, which is made after the router."""
 
     @functools.cache
     def context() -> Context:

@@ -96,7 +96,9 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", W, workspaces.get, gives=Workspace),
     Entry("DELETE", W, workspaces.release, params=(CLIENT,)),
     Entry("GET", W + "/events", workspaces.events, gives=Envelope, params=EVENTS, media=SSE),
-    Entry("POST", W + "/current-session", workspaces.show, CurrentSession, params=(CLIENT,)),
+    Entry(
+        "POST", W + "/current-session", workspaces.current_session, CurrentSession, params=(CLIENT,)
+    ),
     Entry("POST", W + "/compact", workspaces.compact, gives=Space),
     # Configuration.
     Entry("GET", "/v1/config", features.daemon_config, gives=dict[str, Any]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errors import BadRequest
 from ..http.messages import Stream
 from ..protocol.sessions import CurrentSession, check_id
 from ..protocol.workspaces import CreateWorkspace, Space, Workspace
@@ -35,6 +36,8 @@ def describe(hosted: HostedWorkspace, client: str | None = None) -> Workspace:
 
 async def create(context: Context, request: Request) -> Response:
     wanted = body(CreateWorkspace, request)
+    if not wanted.client_id:
+        raise BadRequest("invalid client_id: a UUID is required")
     wanted.client_id = canonical_client(wanted.client_id, "invalid client_id: not a UUID")
     view = describe(await context.backend.create(wanted), wanted.client_id)
     if wanted.version not in ("", __version__, WIRE_VERSION):
@@ -66,7 +69,7 @@ async def compact(context: Context, request: Request) -> Response:
     return answer(Space(*await context.backend.compact(context.workspace(request))))
 
 
-async def show(context: Context, request: Request) -> Response:
+async def current_session(context: Context, request: Request) -> Response:
     client = client_of(request)
     wanted = body(CurrentSession, request)
     check_id("session_id", wanted.session_id)

@@ -407,7 +407,7 @@ def request_lines(request: PermissionRequest) -> list[str]:
     if request.path and request.path not in params.values():
         lines += _named("in: ", request.path)
     if hidden:
-        from ..worktree.difference import difference  # only here: `run` must start fast
+        from ..hosting.difference import difference  # only here: `run` must start fast
 
         old, new = (params.get(key, "") for key in _DIFFED)
         lines += [visible(line) for line in difference(old, new)]

@@ -92,9 +92,8 @@ async def run_child(
     )
     child = ChildTurn(parent, call_id, request, agent)
     session = await workspace.insert_session(session_id, title, parent.session_id)
-    parent.add_child(
-        child.end
-    )  # raises TurnOver if the turn has ended meanwhile: nothing is published
+    # Raises TurnOver if the turn has ended meanwhile: then nothing is published.
+    parent.add_child(child.end)
     workspace.hub.publish("created", session)
     parts = (TextPart(prompt), FinishPart("stop"))
     asked = new_message("user", session_id, parts, workspace.clock.now())

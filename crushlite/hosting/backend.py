@@ -346,7 +346,8 @@ def _located(request: CreateWorkspace) -> tuple[Path, Path]:
 
 def _log_ignored(workspace: Workspace, request: CreateWorkspace) -> None:
     """Log which flags of a later create have no effect, because the first create decided."""
-    names, first = ("yolo", "debug", "data_dir"), workspace.asked
+    first = workspace.asked
+    names = ["yolo", "debug", *(["data_dir"] if request.data_dir else [])]
     ignored = [name for name in names if getattr(request, name) != getattr(first, name)]
     if ignored:
         log.info("workspace %s is open: %s stay as they are", workspace.path, ", ".join(ignored))

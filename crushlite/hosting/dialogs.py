@@ -42,7 +42,7 @@ from ..protocol.questions import (
     QuestionResponse,
 )
 from ..unique import new_id
-from .unchanged import lines_of, unchanged
+from .difference import difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -214,14 +214,14 @@ def _sealed(request: R) -> R:
 
 async def _require_readable(request: PermissionRequest) -> None:
     """Raise BadRequest if a request is too large to be read before it is answered. Of a file that
-    is to be changed, only the changed lines count: clients show no others."""
+    is to be changed, only what clients show of it counts: its changed lines and those around."""
     params = {key: value for key, value in request.params.items() if key not in CHANGED_FILE}
     text = _json({"params": params, "description": request.description})
     size, lines = len(text), text.count(b"\\n")
     old, new = (str(request.params.get(key, "")) for key in CHANGED_FILE)
     if not _is_readable(size + len(old) + len(new), lines + old.count("\n") + new.count("\n")):
-        more = await asyncio.to_thread(_size_of_change, old, new)
-        size, lines = size + more[0], lines + more[1]
+        shown = await asyncio.to_thread(difference, old, new)
+        size, lines = size + sum(map(len, shown)), lines + len(shown)
     if not _is_readable(size, lines):
         raise BadRequest(
             "too large to show to the user, who must see all of it before allowing it: split it "
@@ -231,14 +231,6 @@ async def _require_readable(request: PermissionRequest) -> None:
 
 def _is_readable(size: int, lines: int) -> bool:
     return size <= SHOWN_BYTES and lines <= SHOWN_LINES
-
-
-def _size_of_change(old: str, new: str) -> tuple[int, int]:
-    """How many characters and lines go or come."""
-    before, after = lines_of(old), lines_of(new)
-    stay = [before[at] for at, _ in unchanged(before, after)]
-    size = len(old) + len(new) - 2 * sum(map(len, stay))
-    return size, len(before) + len(after) - 2 * len(stay)
 
 
 def _json(value: object) -> bytes:

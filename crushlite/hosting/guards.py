@@ -171,12 +171,12 @@ class TurnGuards:
 
     def prompt_started(self, turn: Turn, run_id: str, text: str) -> None:
         for part in self._guards:
-            with tolerated(part):
+            with tolerated(part, f"at the start of run {run_id}"):
                 part.prompt_started(turn, run_id, text)
 
     def notify(self, kind: str, text: str) -> None:
         for part in self._guards:
-            with tolerated(part):
+            with tolerated(part, f"in run {self._author.run_id}"):
                 part.notified(self._author, kind, text)
 
     async def answer(self, request: PermissionRequest) -> Verdict | None:
@@ -251,12 +251,12 @@ class TurnGuards:
 
 
 @contextlib.contextmanager
-def tolerated(part: WorkspacePart) -> Iterator[None]:
+def tolerated(part: WorkspacePart, when: str) -> Iterator[None]:
     """Log what a part raises, and go on: it costs what the part does, not the turn."""
     try:
         yield
     except Exception:
-        log.exception("%s failed", type(part).__name__)
+        log.exception("%s failed %s", type(part).__name__, when)
 
 
 def _guards(part: WorkspacePart) -> bool:

@@ -44,7 +44,7 @@ class LiveRun:
         self.kind = kind
         self.digest = digest_of(request) if kind == PROMPT else ""
         self.accepted_at = now
-        self._commit: bool | Exception = False  # what became of its row, once that is known:
+        self._commit: bool | Exception = False  # what became of its row; valid once this is set:
         self._decided = asyncio.Event()
         # the turn
         self.user: LiveMessage | None = None  # its user message, once that is in the transcript
@@ -153,8 +153,8 @@ def row_info(conn: Connection, scope: str, run_id: str) -> RunInfo:
 def row_infos(
     conn: Connection, scope: str, session_id: str | None, state: str | None, unsure: list[str]
 ) -> list[RunInfo]:
-    """Runs as their rows say, oldest first. What has ended, most of all, is read only if it is
-    wanted; but the `unsure`, whose prompts are not promised yet, may repeat one that has ended."""
+    """Runs as their rows say, oldest first. Ended runs, by far the most, are read only if wanted;
+    those in `unsure` always, as a prompt that is not promised yet may repeat an ended run."""
     if state in (None, "ended"):
         rows = run_rows.list_runs(conn, scope, session_id, None)
     else:

@@ -391,11 +391,14 @@ class LiveTurn(TurnRequests):
 
     async def summarize(self) -> None:
         self._check()
-        if self._is_summary or not self.agent.summarizes:
+        if self._is_summary:
             return
         await self._save_usage()
+        self._check()
         self._end_step()
         self._new_step = True
+        if not self.agent.summarizes:
+            return
         used = await write_summary(self.workspace, self.request, self.agent, self.parent)
         if used is not self.limits:  # what it has used counts for this run
             self.limits.count(used.cost, used.prompt_tokens, used.completion_tokens)

@@ -202,7 +202,7 @@ class TurnRequests:
         self._check()
 
         async def ask(part: WorkspacePart) -> str:
-            with tolerated(part), contextlib.suppress(TimeoutError):
+            with tolerated(part, "at a change"), contextlib.suppress(TimeoutError):
                 async with time_limit(self.workspace.clock, NOTE_SECONDS):
                     return await part.notes_on_change(cast("Turn", self), path)
             return ""
@@ -257,7 +257,9 @@ def json_text(value: str | Mapping[str, Any]) -> str:
         return clean(value)
     try:
         return dumps(dict(value)).decode("ascii")
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadRequest("this cannot be written as JSON: it is nested too deeply") from None
+    except (TypeError, ValueError) as error:
         raise BadRequest(f"this cannot be written as JSON: {error}") from None
 
 

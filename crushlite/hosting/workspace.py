@@ -78,7 +78,7 @@ class Workspace(WorkspaceBase):
         """Cancel all runs of a session, and what parts do in it."""
         canceled = self.runs.cancel(session_id)
         for part in self.parts:
-            with tolerated(part):
+            with tolerated(part, "at the cancel of a session"):
                 part.session_canceled(session_id)
         return canceled
 
@@ -94,7 +94,8 @@ class Workspace(WorkspaceBase):
         return any(part.keeps_rules for part in self.parts)
 
     async def keep_rule(self, rule: PermissionRule) -> None:
-        """Keep a rule of a session for good, for all. If that raises, it stays the session's."""
+        """Keep a session's rule for good and for all sessions. If that raises, it stays a rule of
+        its session only."""
         for part in self.parts:
             if part.keeps_rules:
                 await part.keep_rule(rule)

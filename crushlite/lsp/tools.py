@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..agent.base import OfferedTool, Scope, ToolAnswer
 from ..errors import BadRequest, Conflict, CrushliteError
+from ..hosting.difference import difference
 from ..hosting.tasks import run_to_the_end
 from ..records import dataclass
-from ..worktree.difference import difference
 from ..worktree.paths import locate, read_bytes, write_bytes
 from .diagnostics import block
 from .positions import apply_edits, find_symbol, path_of, start_of, uri_of

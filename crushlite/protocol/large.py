@@ -107,7 +107,8 @@ class Cut:
 
 
 def _decoded(body: bytes) -> str:
-    """The text of UTF-8 bytes, decoded in pieces. Raises UnicodeDecodeError, with a wrong place."""
+    """The text of UTF-8 bytes, decoded in pieces. Raises UnicodeDecodeError,
+    whose `start` counts from the beginning of a piece."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     view = memoryview(body)
     pieces = [decoder.decode(view[at : at + (1 << 20)]) for at in range(0, len(view), 1 << 20)]

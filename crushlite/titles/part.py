@@ -35,6 +35,8 @@ class TitlesPart(WorkspacePart):
         self.tasks = OwnedTasks()
         self._workspace = workspace
         self._asked: set[str] = set()  # sessions in which no later prompt can be the first
+        # By session, while its agent makes a title: the words that are one if it makes none.
+        self._words: dict[str, str] = {}
 
     def prompt_started(self, turn: LiveTurn, run_id: str, text: str) -> None:
         if turn.agent.titles and text.strip() and turn.session_id not in self._asked:
@@ -49,6 +51,8 @@ class TitlesPart(WorkspacePart):
         self._asked.discard(session_id)
 
     async def close(self) -> None:
+        while self._words:  # first: an agent may take longer to end than there is time
+            await self._save(*self._words.popitem(), (0, 0, 0.0))
         await self.tasks.end(END_SECONDS)
 
     async def _title(self, turn: LiveTurn, run_id: str, text: str) -> None:
@@ -58,6 +62,7 @@ class TitlesPart(WorkspacePart):
             if not await store.read(run_rows.is_first_prompt, session_id, run_id):
                 return
             given = (await store.read(session_rows.get_session, session_id)).title
+            self._words[session_id] = words
             try:
                 withheld = await turn.guards.is_withheld()
                 title = Title(words, plain=True) if withheld else await turn.agent.title(text)
@@ -67,8 +72,10 @@ class TitlesPart(WorkspacePart):
                     counts = (0, 0, 0.0)
                 session_rows.check_usage(*counts)
             except BaseException:  # no later prompt is the first one
-                await self._save(session_id, words, (0, 0, 0.0))
+                if self._words.pop(session_id, ""):
+                    await self._save(session_id, words, (0, 0, 0.0))
                 raise
+            self._words.pop(session_id, None)
             if not (title.plain and _was_chosen(given, text)):
                 await self._save(session_id, title.text[:TITLE_CHARS], counts)
         except CrushliteError as error:

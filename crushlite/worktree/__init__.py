@@ -4,9 +4,8 @@
     walk         everything below a folder: the program behind ls, glob and grep
     rules        patterns of paths, and what .gitignore and .crushignore leave out
     names        what a path that does not exist may have been meant to be
-    difference   what a user is shown of a change that an agent wants to make
     frontmatter  the fields at the head of a Markdown file
-    threads      for all that blocks, which is all of this but the last two: bounded in time
+    threads      for all that blocks, which is all of this but frontmatter: bounded in time
 
 Knows nothing of sessions, runs or the store.
 """

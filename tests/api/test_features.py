@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from crushlite.api.entry import Entry
+from crushlite.http.messages import Request, Response
 from crushlite.testing import LocalDaemon
+from crushlite.wing import Wing
 from tests.support.basics import BoundedTestCase
 
 # Method, path, body, status, and the answer or words of the refusal.
@@ -35,8 +38,28 @@ REFUSED: tuple[tuple[str, str, Any, int, Any], ...] = (
     ("POST", "/mcp/docker/disable", None, 400, "not supported"),
     ("POST", "/config/refresh-oauth", {"provider_id": "lab"}, 404, "lab"),
 )
-WITHOUT = "this daemon runs without what answers this"
+WITHOUT = "this daemon has no part that answers this"
 MODEL = {"model": "scripted", "provider": "scripted"}
+
+
+class HealthWing(Wing):
+    """Answers for the health of the daemon itself, and takes reports of it."""
+
+    def routes(self) -> tuple[Entry, ...]:
+        return (
+            Entry("GET", "/v1/health", self.health, public=True),
+            Entry("POST", "/v1/health", self.health),
+        )
+
+    async def health(self, context: Any, request: Request) -> Response:
+        return Response(203)
+
+
+class HealthTests(BoundedTestCase):
+    async def test_a_wing_can_answer_for_the_health_of_the_daemon(self) -> None:
+        async with LocalDaemon(wings=[HealthWing()]) as daemon:
+            for method in ("GET", "POST", "GET"):
+                self.assertEqual((await daemon.call(method, "/v1/health")).status, 203)
 
 
 class FeatureTests(BoundedTestCase):

@@ -35,6 +35,7 @@ from crushlite.cli.render import (
 )
 from crushlite.cli.text import Style, clean, cut, visible
 from crushlite.errors import CrushliteError
+from crushlite.hosting.difference import NO_LINE_END, difference
 from crushlite.protocol.messages import (
     BinaryPart,
     FinishPart,
@@ -50,7 +51,6 @@ from crushlite.protocol.messages import (
 from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
 from crushlite.protocol.questions import Choice, Question, QuestionBatch, QuestionNotification
 from crushlite.protocol.sessions import File, Session
-from crushlite.worktree.difference import NO_LINE_END, difference
 from tests.support.terminal import Emulator
 
 

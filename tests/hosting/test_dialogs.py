@@ -388,6 +388,18 @@ class ReadableTest(PermissionDesk):
             with self.assertRaisesRegex(BadRequest, "too large to show"):
                 await soon(self.permissions.ask(request(params=params), "r"))
 
+    async def test_of_a_change_the_lines_around_it_count_as_they_are_shown(self) -> None:
+        lines = [f"line {n}" for n in range(9000)]
+        changed = [f"{line}!" if n % 9 == 0 else line for n, line in enumerate(lines)]
+        params = {"old_content": "\n".join(lines), "new_content": "\n".join(changed)}
+        with self.assertRaisesRegex(BadRequest, "too large to show"):
+            await soon(self.permissions.ask(request(params=params), "r"))
+        block = "anchor {0}\n{1} a{0}\n" + "same\n" * 20 + "{1} b{0}\n"
+        old, new = ("".join(block.format(n, word) for n in range(100)) for word in ("old", "new"))
+        with mock.patch("asyncio.to_thread", at_once):
+            await self.ask(params={"old_content": old, "new_content": new})
+        self.assertEqual(self.calls(), ["asked c1", "shown c1"])
+
 
 # One request, every order of everything that can end it ------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import unittest
 from typing import TYPE_CHECKING, Any
 
+from crushlite.agent.base import Usage
 from crushlite.errors import PromptRefused
 from crushlite.hosting.guards import MOST_STOPS, TurnGuards
 from crushlite.protocol.messages import ToolCallPart
@@ -15,6 +16,7 @@ from crushlite.wing import Author, Ruling, ToolUsed, Wing, WorkspacePart
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
+    from crushlite.agent.base import Turn
     from crushlite.wing import OpenWorkspace
 
 
@@ -178,6 +180,37 @@ class GuardTests(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(metadata, '{"decision":1,"hook":{"decision":"deny"}}')
 
 
+class SlowToStop(WorkspacePart):
+    """Takes its time before it lets a turn end."""
+
+    guards_stop = True
+
+    def __init__(self) -> None:
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def before_stop(self, author: Author, text: str, again: bool) -> Ruling | None:
+        self.asked.set()
+        await self.go.wait()
+        return None
+
+
+class StopTests(BoundedTestCase):
+    async def test_what_a_turn_has_used_is_saved_before_a_part_takes_its_time(self) -> None:
+        async def agent(turn: Turn) -> None:
+            await turn.usage(Usage(10, 5, 0.5), last=True)
+
+        part = SlowToStop()
+        async with LocalDaemon(agent, wings=[SlowWing(part)]) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "go", run_id="r")
+            await part.asked.wait()
+            self.assertEqual((await anna.call("GET", f"/sessions/{session}")).json["cost"], 0.5)
+            part.go.set()
+            await anna.events.wait_for("run_complete", run_id="r")
+            self.assertEqual((await anna.call("GET", f"/sessions/{session}")).json["cost"], 0.5)
+
+
 class Slow(WorkspacePart):
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -189,7 +222,7 @@ class Slow(WorkspacePart):
 
 
 class SlowWing(Wing):
-    def __init__(self, part: Slow) -> None:
+    def __init__(self, part: WorkspacePart) -> None:
         self.part = part
 
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart:

@@ -746,6 +746,18 @@ class LastUsageTests(RunnerTestCase):
         await self.complete("main")
         self.assertEqual((await self.get(f"/sessions/{self.session}"))["cost"], 0.5)
 
+    async def test_it_is_stored_before_a_person_is_asked_for_more(self) -> None:
+        await self.anna.call("POST", "/agent/init", {"interactive": True})
+        await self.anna.prompt(self.session, "go", run_id="dear", max_cost=0.25)
+        run = await self.daemon.entered(1)
+        using = asyncio.ensure_future(self.used(run))
+        await self.anna.events.wait_for("question_batch_request")
+        self.assertEqual((await self.get(f"/sessions/{self.session}"))["cost"], 0.5)
+        await self.anna.cancel(self.session)
+        await self.complete("dear")
+        self.assertEqual((await self.get(f"/sessions/{self.session}"))["cost"], 0.5)
+        using.cancel()
+
 
 class RenameTests(RunnerTestCase):
     async def test_a_rename_takes_the_title_and_keeps_the_counters(self) -> None:

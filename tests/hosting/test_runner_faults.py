@@ -5,8 +5,10 @@ Over HTTP, with time and the disk in the test's hands.
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.agent.base import Usage
 from crushlite.claims import Graces
@@ -14,6 +16,7 @@ from crushlite.clock import SystemClock
 from crushlite.errors import BadRequest, ProviderFailed, StoreFull
 from crushlite.settings import Settings
 from crushlite.store import Stores, messages as message_rows, runs as run_rows
+from crushlite.store.checkpoints import Checkpoints
 from crushlite.testing import LocalDaemon, ScriptedAgent
 from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
@@ -432,6 +435,21 @@ class CommittedTests(BoundedTestCase):
             await anna.events.wait_for("run_complete", run_id="r")
             users = [m for m in await anna.messages(session) if m["role"] == "user"]
             self.assertEqual(len(users), 1)
+
+
+class RepeatedEndingTests(FaultTestCase):
+    async def test_an_ending_that_failed_after_its_commit_adds_its_cost_once(self) -> None:
+        run = await self.begin()
+        await run.do(lambda turn: turn.usage(Usage(10, 5, 0.5), last=True))
+        failing = OSError(errno.EIO, "input/output error")
+        with mock.patch.object(Checkpoints, "measure", side_effect=failing):
+            run.release()
+            await self.anna.events.wait_for("run_complete", run_id="main")
+        self.assertEqual(self.daemon.backend.unsaved, 1)
+        await self.clock.advance(60)
+        self.assertEqual(self.daemon.backend.unsaved, 0)
+        answer = await self.anna.call("GET", f"/sessions/{self.session}")
+        self.assertEqual((answer.json["cost"], answer.json["prompt_tokens"]), (0.5, 10))
 
 
 class TurnTests(FaultTestCase):

@@ -78,6 +78,14 @@ class StepTests(TurnBench):
         self.assertEqual((created.payload.model, created.payload.provider), ("m", "p"))
         self.assertEqual((updated.action, updated.text), ("updated", "hi"))
 
+    async def test_a_summary_ends_the_step_also_if_the_agent_makes_none(self) -> None:
+        turn = self.turn()
+        await turn.say("before")
+        await turn.summarize()
+        await turn.say("after")
+        texts = [live.joined().text for live in turn.messages]
+        self.assertEqual(texts, ["before", "after"])
+
     async def test_an_empty_piece_creates_nothing(self) -> None:
         turn = self.turn()
         await turn.say("")

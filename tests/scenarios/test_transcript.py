@@ -7,7 +7,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.hosting.transcript import ROW_CHARS, ROW_SECONDS, Transcript
+from crushlite.hosting.transcript import HELD_SECONDS, ROW_CHARS, ROW_SECONDS, Transcript
 from crushlite.protocol.messages import (
     FinishPart,
     Message,
@@ -300,6 +300,24 @@ class StructureTests(Bench):
         (row,) = await self.rows()
         self.assertEqual(row.parts, [TextPart("first and last"), FinishPart("end_turn", 7)])
         self.assertEqual(self.clock.pending, 0)
+
+    async def test_a_finish_that_is_held_back_is_published_once_and_soon(self) -> None:
+        """Also if what it is held back for takes long, with the text of an open window."""
+        for is_late in (False, True):
+            live = self.begin()
+            self.transcript.say(live, " and last")
+            self.transcript.finish(live, FinishPart("end_turn", 7), write=False, publish=False)
+            self.assertEqual(self.updates(), [])
+            if is_late:
+                await self.clock.advance(HELD_SECONDS)
+                self.assertEqual(len(self.updates()), 1)
+            self.transcript.flush(live, write=False)
+            (event,) = self.updates()
+            self.assertEqual(event.text, "first and last")
+            self.assertEqual(event.payload.finish.reason, "end_turn")
+            await self.clock.advance(1.0)
+            self.assertEqual(len(self.updates()), 1)
+            self.hub.log.clear()
 
     async def test_a_new_finish_replaces_the_old_and_stays_last(self) -> None:
         live = self.begin()

@@ -46,7 +46,7 @@ class AbsentTests(BoundedTestCase):
             body = {"command": "echo x"}
             answer = await anna.call("POST", f"/agent/sessions/{session}/shell", body)
             self.assertEqual(answer.status, 404)
-            self.assertIn("runs no commands", answer.json["message"])
+            self.assertIn("made without", answer.json["message"])
             await anna.prompt(session)
             await daemon.entered(1)
             await anna.cancel(session)

@@ -24,9 +24,11 @@ class Quit(BaseException):
 
 
 class TitlingAgent:
-    """An agent that thinks about a title until the test lets it."""
+    """An agent that thinks about a title until the test lets it, if `stubborn` also when it is
+    cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, stubborn: bool = False) -> None:
+        self.stubborn = stubborn
         self.asked: list[str] = []
         self.closed = False
         self.titling, self.let_go = asyncio.Event(), asyncio.Event()
@@ -37,7 +39,11 @@ class TitlingAgent:
     async def title(self, text: str) -> str:
         self.asked.append(text)
         self.titling.set()
-        await self.let_go.wait()
+        try:
+            await self.let_go.wait()
+        finally:
+            if self.stubborn:
+                await self.let_go.wait()
         return f"about {text}"
 
     async def aclose(self) -> None:
@@ -63,6 +69,20 @@ class TitleTests(PromptTestCase):
             await anna.retire()
             ben = await daemon.join()
             self.assertEqual(await title_of(ben, session), "why is the sky blue " + "?" * 30)
+
+    async def test_a_title_is_kept_although_its_agent_does_not_end_in_time(self) -> None:
+        agent = TitlingAgent(stubborn=True)
+        settings = Settings(graces=Graces(detach=0), drain=0.2)
+        async with LocalDaemon(agent, settings=settings) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "why is the sky blue", run_id="one")
+            await anna.events.wait_for("run_complete")
+            await reach(agent.titling)
+            await anna.retire()
+            ben = await daemon.join()
+            self.assertEqual(await title_of(ben, session), "why is the sky blue")
+            agent.let_go.set()
 
     async def test_an_agent_that_was_replaced_is_not_closed_while_it_makes_a_title(self) -> None:
         agent = TitlingAgent()

@@ -2,15 +2,16 @@
 
 Every line that goes or comes is shown, and a missing line end at the end of a text is, too. Lines
 end with LF only: a form feed or a carriage return is part of its line. The time is bounded whatever
-the texts are: what is between the lines that `hosting.unchanged` finds is compared line by line
-only as long as CELLS allows. What is not compared is shown as removed and added.
+the texts are, unlike that of difflib: lines that occur once in both texts are matched first, as far
+as they have the same order, then the equal lines next to them, and what is between is compared line
+by line only as long as CELLS allows. What is not compared is shown as removed and added.
 """
 
 from __future__ import annotations
 
+import bisect
+from collections import Counter
 from typing import TYPE_CHECKING
-
-from ..hosting.unchanged import lines_of, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,11 +21,12 @@ CELLS = 500_000  # comparisons of two lines in one diff: about a quarter of a se
 NO_LINE_END = "\\ no line end here"
 
 Row = tuple[str, str]  # "+", "-" or " ", and the line with its line end
+Pair = tuple[int, int]  # the place of a line in the old list and in the new one
 
 
 def difference(old: str, new: str) -> list[str]:
     """The changed lines behind + and -, with those around them; `@@` where some are left out."""
-    rows = _rows(lines_of(old), lines_of(new))
+    rows = _rows(_lines(old), _lines(new))
     shown: list[str] = []
     end = 0
     for first, last in _changes(rows):
@@ -59,7 +61,7 @@ def _rows(old: list[str], new: list[str]) -> list[Row]:
     rows: list[Row] = []
     left = CELLS
     i = j = 0
-    for at_old, at_new in [*unchanged(old, new), (len(old), len(new))]:
+    for at_old, at_new in [*_unchanged(old, new), (len(old), len(new))]:
         gone, come = old[i:at_old], new[j:at_new]
         cells = len(gone) * len(come)
         if 0 < cells <= left:
@@ -93,3 +95,47 @@ def _compared(old: list[str], new: list[str]) -> list[Row]:
             rows.append(("+", new[j]))
             j += 1
     return rows
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text, each with its line end, which is LF only."""
+    *complete, rest = text.split("\n")
+    return [f"{line}\n" for line in complete] + ([rest] if rest else [])
+
+
+def _unchanged(old: list[str], new: list[str]) -> list[Pair]:
+    """The places of lines that stay, rising in both lists."""
+    found: list[Pair] = []
+    i = j = 0
+    for end_old, end_new in [*_anchors(old, new), (len(old), len(new))]:
+        while i < end_old and j < end_new and old[i] == new[j]:
+            found.append((i, j))
+            i, j = i + 1, j + 1
+        back = 0
+        most = min(end_old - i, end_new - j)
+        while back < most and old[end_old - back - 1] == new[end_new - back - 1]:
+            back += 1
+        i, j = end_old, end_new
+        found += zip(range(i - back, i), range(j - back, j), strict=True)
+    return found
+
+
+def _anchors(old: list[str], new: list[str]) -> list[Pair]:
+    """The places of lines that occur once in both lists: the longest series of them that has the
+    same order in both."""
+    in_old, in_new = Counter(old), Counter(new)
+    places = {line: at for at, line in enumerate(new)}
+    ends: list[int] = []  # by length of a series: the first place in `new` that one can end with
+    last: list[tuple[Pair, object]] = []  # by length: its last pair, with all before it
+    for at, line in enumerate(old):
+        if in_old[line] == in_new[line] == 1:
+            place = places[line]
+            length = bisect.bisect_left(ends, place)
+            ends[length : length + 1] = [place]
+            last[length : length + 1] = [((at, place), last[length - 1] if length else None)]
+    series: list[Pair] = []
+    rest: object = last[-1] if last else None
+    while isinstance(rest, tuple):
+        pair, rest = rest
+        series.append(pair)
+    return series[::-1]
