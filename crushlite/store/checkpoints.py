@@ -8,9 +8,10 @@ file: so one that is larger holds that much, and a checkpoint is due.
 
 A checkpoint cannot copy what was committed after the moment that a read still sees, and until one
 is complete the file only grows. So reads and checkpoints take turns: the writer holds off the next
-read and waits a moment for the one under way. If that takes longer it copies what it can, and tries
-again after each batch; past BRAKE it waits for the read, for a bounded time. Another program that
-reads for long can make the log grow further, which is logged.
+read and, once the log is longer than WAIT, waits a moment for the one under way. If that takes
+longer it copies what it can, and tries again after each batch; past BRAKE it waits for the read,
+for a bounded time. Another program that reads for long can make the log grow further, which is
+logged.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEEP = 4 * 2**20  # bytes: about a thousand pages, some milliseconds of copying
+WAIT = 3 * KEEP  # bytes: a shorter log is no reason to let a write wait for a read
 BRAKE = 48 * 2**20  # bytes: at that pace every write waits for the disk anyway
 _PATIENCE = 0.02  # seconds: longer than most reads, once per KEEP bytes of log
 _BRAKING = 5.0  # seconds: a read that takes longer must not stop the store
@@ -67,7 +69,7 @@ class Checkpoints:
         if not due and not self._postponed:
             return
         braking = self._size > BRAKE
-        patience = _BRAKING if braking else _PATIENCE if due else 0.0
+        patience = _BRAKING if braking else _PATIENCE if due and self._size > WAIT else 0.0
         with self._between_reads(patience) as alone:
             self._postponed = not alone
             if alone or due:
