@@ -80,22 +80,25 @@ async def all_done(clock: Clock, futures: Iterable[asyncio.Future[Any]], seconds
     return True
 
 
-def time_limit(clock: Clock, seconds: float | None) -> AbstractAsyncContextManager[None]:
-    """`asyncio.timeout` on a Clock: raises TimeoutError after `seconds`; None means no limit."""
-    return _TimeLimit(clock, seconds)
+def time_limit(
+    clock: Clock, seconds: float | None, failure: Exception | None = None
+) -> AbstractAsyncContextManager[None]:
+    """`asyncio.timeout` on a Clock: raises `failure`, or TimeoutError if none is given, after
+    `seconds`; None means no limit."""
+    return _TimeLimit(clock, seconds, failure)
 
 
 class _TimeLimit:
     """Not made from a generator: event loops keep track of those, and a turn has several limits."""
 
-    def __init__(self, clock: Clock, seconds: float | None) -> None:
-        self._clock, self._seconds = clock, seconds
-        self._scope = asyncio.timeout(None)
+    def __init__(self, clock: Clock, seconds: float | None, failure: Exception | None) -> None:
+        self._clock, self._seconds, self._failure = clock, seconds, failure
         self._timer: Timer | None = None
 
     async def __aenter__(self) -> None:
-        await self._scope.__aenter__()
         if self._seconds is not None:
+            self._scope = asyncio.timeout(None)
+            await self._scope.__aenter__()
             self._timer = self._clock.call_later(self._seconds, self._expire)
 
     def _expire(self) -> None:
@@ -107,6 +110,12 @@ class _TimeLimit:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        await self._scope.__aexit__(kind, error, trace)  # never swallows an error
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        try:
+            await self._scope.__aexit__(kind, error, trace)  # never swallows an error
+        except TimeoutError:
+            if self._failure is None:
+                raise
+            raise self._failure from None

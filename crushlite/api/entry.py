@@ -56,5 +56,6 @@ class Entry:
 
 
 def alive(request: Request) -> Response | None:
-    """The answer to a plain question for the health of the daemon: its `instant`."""
+    """The `instant` of the health route: 200, or None if there is a query (`?verbose=1`), which the
+    function of the route answers."""
     return None if request.head.query else Response(200)

@@ -252,7 +252,7 @@ class TurnGuards:
 
 @contextlib.contextmanager
 def tolerated(part: WorkspacePart, when: str) -> Iterator[None]:
-    """Log what a part raises, and go on: it costs what the part does, not the turn."""
+    """Log what a part raises in the block, and go on: a part that fails does not end the turn."""
     try:
         yield
     except Exception:

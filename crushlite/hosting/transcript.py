@@ -212,8 +212,8 @@ class Transcript:
         self.changed(live)
 
     def changed(self, live: LiveMessage, *, write: bool = True, publish: bool = True) -> None:
-        """A structural change: published now, and the row follows now, unless they are left to
-        somebody else."""
+        """A structural change: published now, and the row follows now; `write` and `publish` as for
+        `finish`."""
         self._count_up(live)
         live.only_growth = False
         if not live.deleted:

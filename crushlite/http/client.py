@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import ssl as ssl_module
     from collections.abc import AsyncIterator, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
-    from types import TracebackType
 
     from ..clock import Clock, Timer
 
@@ -249,7 +248,7 @@ class StreamResponse:
         """The bytes of the body that have arrived. After a failure, first those that came before
         it, then the error is raised."""
         if not self._chunks and not self.complete:
-            async with _AnswerWithin(self._clock, self.idle_timeout):
+            async with _answer_within(self._clock, self.idle_timeout):
                 while not self._chunks and not self.complete:
                     await self._more()
         if not self._chunks:
@@ -400,7 +399,7 @@ class HTTPClient:
         """Send a request and read the whole answer, within `timeout` seconds in all. Raises
         ClientError, and ValueError for what cannot be sent."""
         async with (
-            _AnswerWithin(self.clock, timeout),
+            _answer_within(self.clock, timeout),
             self.stream(method, target, body=body, headers=headers, timeout=None) as response,
         ):
             content = await response.read(limit)
@@ -510,7 +509,8 @@ class HTTPClient:
 
 
 class _Exchange:
-    """The block of `HTTPClient.stream`."""
+    """What `HTTPClient.stream` returns. Entering its block sends the request and waits for the head
+    of the answer; leaving it gives the connection back, or closes it if the block has raised."""
 
     def __init__(
         self,
@@ -525,7 +525,7 @@ class _Exchange:
         self._idle_timeout = idle_timeout
 
     async def __aenter__(self) -> StreamResponse:
-        async with _AnswerWithin(self._client.clock, self._timeout):
+        async with _answer_within(self._client.clock, self._timeout):
             self._connection, response = await self._client.open(*self._request)
         response.idle_timeout = self._idle_timeout
         return response
@@ -551,26 +551,8 @@ def _framed(parser: h11.Connection, method: str, target: str, body: bytes, heade
     return head + (content or b"")
 
 
-class _AnswerWithin:
-    """A block that raises ResponseTimeout after `seconds`; None means no limit. Not made from a
-    generator: event loops keep track of those, and this is around each piece of an answer."""
-
-    def __init__(self, clock: Clock, seconds: float | None) -> None:
-        self._seconds = seconds
-        self._limit = None if seconds is None else time_limit(clock, seconds)
-
-    async def __aenter__(self) -> None:
-        if self._limit is not None:
-            await self._limit.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._limit is not None:
-            try:
-                await self._limit.__aexit__(kind, error, trace)
-            except TimeoutError:
-                raise ResponseTimeout(f"no answer within {self._seconds:g} s") from None
+def _answer_within(clock: Clock, seconds: float | None) -> AbstractAsyncContextManager[None]:
+    """A block that raises ResponseTimeout after `seconds`; None means no limit."""
+    if seconds is None:
+        return time_limit(clock, None)
+    return time_limit(clock, seconds, ResponseTimeout(f"no answer within {seconds:g} s"))

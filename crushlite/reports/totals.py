@@ -1,4 +1,4 @@
-"""What only grows, added up over all workspaces there are and ever were."""
+"""Counters of all workspaces since the daemon started, those that were closed included."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class CallQueue:
         self._start()
 
     def _start(self) -> None:
-        """Have what waits drained."""
+        """Run the calls that wait, in a thread, unless one does that already."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -65,8 +65,8 @@ READ_SECONDS = 1.0  # that a read may go on when its store is closed: no request
 WRITE_SECONDS = 20.0  # that writes may go on
 GIVE_UP_SECONDS = 60.0  # after which a thread that cannot be interrupted is left behind,
 HURRIED_SECONDS = 1.0  # and when the process is about to end
-# That a write whose future is not awaited may wait, in real time, for another one to share its
-# commit with: each commit of a turn costs it a tenth of a millisecond of two threads.
+# How long a `shared` write may wait, in real time, for another one to share its commit with: two
+# commits less made a short turn half a millisecond and more shorter.
 SHARING_SECONDS = 0.02
 _INTERVAL = 0.05  # seconds between two interrupts
 

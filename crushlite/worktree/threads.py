@@ -74,7 +74,7 @@ class _FileCall(Generic[T]):
         self.given_up = False
 
     def perform(self) -> None:
-        """In the thread."""
+        """Make the call, in a thread of the pool, and have the future resolved in its loop."""
         with self._lock:
             if self.future.cancelled():
                 return
