@@ -225,6 +225,9 @@ class Transport:
         except (ConnectionError, GoError) as error:
             await connection.close()
             raise GoError(f"{request[:80]!r}: {error!r}") from error
+        except BaseException:  # canceled, as in `together`
+            await connection.close()
+            raise
 
     def request(
         self, method: str, target: str, headers: dict[str, str], body: bytes | None = None
