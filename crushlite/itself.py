@@ -1,10 +1,13 @@
-"""How this very package is started in a process of its own, in whatever directory."""
+"""This process: its directory and environment, and how it starts another one of this very package,
+in whatever directory."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+
+from .errors import UsageError
 
 PACKAGE = __name__.rpartition(".")[0]
 
@@ -34,3 +37,18 @@ def pasted_command(module: str, *words: str) -> str:
     path = python_path("")
     before = ["env", f"PYTHONPATH={path}"] if path else []
     return shlex.join([*before, *python_command(module, *words)])
+
+
+def here() -> str:
+    """The current directory. Raises UsageError if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        raise UsageError("the current directory is gone: go to another one") from None
+
+
+def own_environment() -> list[str]:
+    """The environment that the tools of the agent get: that of this process, as NAME=value. An
+    entry that is not text cannot be sent, and is left out."""
+    entries = (f"{name}={value}" for name, value in os.environ.items())
+    return [entry for entry in entries if not any("\ud800" <= c <= "\udfff" for c in entry)]

@@ -39,8 +39,8 @@ from .errors import (
     UsageError,
     WrongPeer,
 )
-from .itself import python_command, python_path
-from .listen import default_path, default_socket, parse_address, private_directory
+from .itself import here, own_environment, python_command, python_path
+from .listen import default_address, default_socket, parse_address, private_directory
 from .records import dataclass
 from .version import WIRE_VERSION
 
@@ -137,10 +137,6 @@ def ready_seconds() -> float:
 
 
 # Finding and starting ---------------------------------------------------------------------------
-
-
-def default_address() -> str:
-    return f"unix://{default_path()}"
 
 
 async def ensure_daemon(wanted: Wanted) -> str:
@@ -422,18 +418,3 @@ def _identity(address: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return info.st_dev, info.st_ino, info.st_ctime_ns
-
-
-def here() -> str:
-    """The current directory. Raises UsageError if it was deleted."""
-    try:
-        return os.getcwd()
-    except OSError:
-        raise UsageError("the current directory is gone: go to another one") from None
-
-
-def own_environment() -> list[str]:
-    """The environment that the tools of the agent get: that of this process, as NAME=value. An
-    entry that is not text cannot be sent, and is left out."""
-    entries = (f"{name}={value}" for name, value in os.environ.items())
-    return [entry for entry in entries if not any("\ud800" <= c <= "\udfff" for c in entry)]

@@ -13,10 +13,9 @@ import os
 import socket
 import stat
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import UsageError
-from .records import dataclass
 from .unique import random_text
 from .version import NAME
 
@@ -31,8 +30,7 @@ BACKLOG = 1024
 LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "[::1]": "::1", "::1": "::1"}
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Either a path, or a loopback host and port."""
 
     path: str = ""
@@ -96,6 +94,11 @@ def default_path(env: Mapping[str, str] = os.environ, uid: int | None = None) ->
     if len(os.fsencode(f"{folder}/{NAME}.sock")) > PATH_LIMIT:
         folder = f"/tmp/{NAME}-{owner}"
     return f"{folder}/{NAME}.sock"
+
+
+def default_address() -> str:
+    """The URL of that socket."""
+    return f"unix://{default_path()}"
 
 
 def _absolute(env: Mapping[str, str], name: str) -> str:

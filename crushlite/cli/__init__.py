@@ -15,10 +15,9 @@ import importlib
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ..errors import CrushliteError, UsageError
-from ..records import dataclass
 from ..version import __version__
 from ..wings import has_wing
 from .helptext import Formatter, columns, fill, row
@@ -33,8 +32,7 @@ CANCELED = 130  # what a shell reports for a program that was interrupted
 BROKEN_PIPE = 141  # and for one that died of SIGPIPE
 
 
-@dataclass(frozen=True, slots=True)
-class CommandRow:
+class CommandRow(NamedTuple):
     """A row of the table. The module is named like the command. A command with a `wing` is offered
     only if that wing is there."""
 

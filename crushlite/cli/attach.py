@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import BROKEN_PIPE, CANCELED
 from .common import add_connection, command
-from .follow import RunPrinter, add_output, form_of, signals
+from .follow import RunPrinter, signals
+from .outcomes import CODES_HELP, add_output, form_of
 from .progress import Progress
-from .result import CODES_HELP
 from .runs import workspace_of
 
 if TYPE_CHECKING:

@@ -6,14 +6,15 @@ import base64
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..protocol.codec import dumps, encode
-from ..protocol.messages import Attachment, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from ..protocol.messages import Attachment
+
 PROMPT_BYTES = 32 << 20  # that a daemon accepts in a request with a prompt
+ESCAPED = 12  # bytes that a character may take in JSON, at most
 IDS = 1024  # bytes: room for the other fields of the request
 MIB = 1 << 20
 
@@ -35,6 +36,8 @@ def _read(path: Path) -> Attachment:
         raise UsageError(f"cannot attach {path}: {error.strerror}") from None
     if len(data) > PROMPT_BYTES:
         raise UsageError(f"cannot attach {path}: it has more than {PROMPT_BYTES // MIB} MiB")
+    from ..protocol.messages import Attachment  # only here: most prompts come without files
+
     content = base64.b64encode(data).decode("ascii")
     return Attachment(content, str(path.absolute()), path.name, _type_of(path, data))
 
@@ -56,6 +59,11 @@ def _type_of(path: Path, data: bytes) -> str:
 def check_size(prompt: str, attachments: list[Attachment]) -> None:
     """Raises UsageError if the request would be larger than a daemon accepts. Attachments grow by a
     third in it."""
+    if not attachments and len(prompt) * ESCAPED + IDS <= PROMPT_BYTES:
+        return
+    from ..protocol.codec import dumps, encode  # only here: most prompts are short
+    from ..protocol.messages import Prompt
+
     size = len(dumps(encode(Prompt("", prompt, attachments=attachments)))) + IDS
     if size > PROMPT_BYTES:
         what = "the prompt with what is attached" if attachments else "the prompt"

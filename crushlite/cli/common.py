@@ -12,11 +12,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..client import Client
 from ..errors import BadRequest, CrushliteError, NotFound, UsageError
-from ..launch import Wanted, default_address, here, joined
-from ..listen import default_socket, parse_address
-from ..protocol.codec import dumps, encode
+from ..itself import here
+from ..listen import default_address, default_socket, parse_address
 from .helptext import Formatter
 from .text import one_line
 
@@ -24,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
-    from ..client import RemoteWorkspace
+    from ..client import Client, RemoteWorkspace
+    from ..launch import Wanted
     from ..protocol.sessions import Session
 
     # Carries out a command with its options; returns the exit code.
@@ -105,6 +104,8 @@ def opened(
 ) -> contextlib.AbstractAsyncContextManager[RemoteWorkspace]:
     """A context with the workspace of the directory, in a daemon that is found or started. `tell`
     is called with what is being waited for."""
+    from ..launch import joined  # only here: a short `run` uses neither asyncio nor the client
+
     return joined(wanted(options, tell or say))
 
 
@@ -112,6 +113,8 @@ def opened(
 async def reached(options: argparse.Namespace) -> AsyncIterator[Client]:
     """A client of a daemon that runs already. Raises ConnectionFailed if none does. Opens no
     workspace."""
+    from ..client import Client  # only here: see `opened`
+
     async with Client(address_of(options), token=_token(options)) as client:
         await client.health()
         yield client
@@ -119,11 +122,13 @@ async def reached(options: argparse.Namespace) -> AsyncIterator[Client]:
 
 def wanted(options: argparse.Namespace, tell: Callable[[str], None]) -> Wanted:
     """What the options ask for, in the words of launch.py."""
+    from ..launch import Wanted  # only here: see `opened`
+
     return Wanted(
         url=options.host,
         token=_token(options),
         agent="" if session_agent(options) else getattr(options, "agent", ""),
-        path=_directory(options),
+        path=directory_of(options),
         yolo=getattr(options, "yolo", False),
         say=tell,
     )
@@ -178,7 +183,8 @@ def address_of(options: argparse.Namespace) -> str:
     return options.host or default_address()
 
 
-def _directory(options: argparse.Namespace) -> str:
+def directory_of(options: argparse.Namespace) -> str:
+    """The directory that a command is about. Raises UsageError if there is none."""
     path = os.path.join(here(), options.cwd) if options.cwd else here()
     if not os.path.isdir(path):
         is_file = os.path.exists(path)
@@ -205,6 +211,11 @@ def _token(options: argparse.Namespace) -> str:
             return file.read().strip()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the token in {path}: {error}") from None
+
+
+def is_there() -> bool:
+    """Whether a user can read a question and answer it: standard input and error are terminals."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def title_of(text: str) -> str:
@@ -236,5 +247,7 @@ def show(text: str) -> None:
 def show_json(value: object) -> None:
     """Write a JSON value on a line: of a dataclass of the protocol, a list of them, or plain
     data."""
+    from ..protocol.codec import dumps, encode  # only here: most commands print text
+
     plain = [encode(item) for item in value] if isinstance(value, list) else encode(value)
     show(dumps(plain).decode("ascii"))

@@ -20,22 +20,20 @@ from ..client import Lost, Recovered
 from ..errors import CrushliteError
 from ..launch import ready_seconds
 from ..protocol.codec import dumps, encode
-from ..protocol.events import KINDS, to_json
+from ..protocol.events import KINDS, Envelope, to_json
 from ..protocol.messages import Message, TextPart, ToolCallPart, ToolOutput, ToolResultPart
 from ..protocol.permissions import PermissionRequest
 from ..protocol.runs import AgentEvent, RunComplete
 from . import BROKEN_PIPE, CANCELED
 from .common import say
 from .render import Requests, ShownMessages, request_words, result_line
-from .result import FORMS, changed_files, denied_words, result_of
+from .result import changed_files, denied_words, result_of
 from .text import Style, clean, cut, cut_front, discard_stdout, one_line, window_columns
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator, Sequence
 
     from ..client import RunStream
-    from ..protocol.events import Envelope
     from ..protocol.runs import Accepted
     from .progress import Progress
     from .result import RunResult
@@ -226,26 +224,6 @@ def output_of(form: str, session_id: str) -> AnswerOutput:
     return TextOutput(session_id, terminal=style.terminal)
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what standard output gets. `form_of` reads them."""
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--output",
-        metavar="FORM",
-        choices=FORMS,
-        default="text",
-        help="text: the answer as it grows (default); final: only the last message; json: one "
-        "document about the result; stream-json: one event per line, the result last",
-    )
-    which.add_argument(
-        "--json", action="store_true", help="one event per line, for programs, without the result"
-    )
-
-
-def form_of(options: argparse.Namespace) -> str:
-    return "events" if options.json else str(options.output)
-
-
 # Standard error -----------------------------------------------------------------------------------
 
 
@@ -330,6 +308,12 @@ class RunPrinter:
         self._terminal = sys.stdout is not None and sys.stdout.isatty()
         self._form = form
         self._output = output_of(form, run.session_id)
+
+    def skip(self, message_id: str, text: str) -> None:
+        """Do not print this text of a message: it was printed before."""
+        message = Message(message_id, "assistant", self.run.session_id, [TextPart(text)])
+        self._output.event(Envelope("message", "updated", message))
+        self._output.take()
 
     async def until_end(self) -> RunComplete:
         """Print until the run has ended; returns how. Raises CrushliteError if the daemon is lost

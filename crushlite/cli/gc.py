@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFound, SessionBusy
-from .common import add_connection, add_json, command, opened, say, show, show_json
+from .common import add_connection, add_json, command, is_there, opened, say, show, show_json
 from .databases import session_sizes
 from .locations import DATABASE
 from .lookup import SHORT
-from .person import agreed, is_there
+from .person import agreed
 from .tables import table
 from .text import Style, ago, clean, count, size
 

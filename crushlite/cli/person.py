@@ -14,7 +14,7 @@ from ..errors import CrushliteError, UsageError
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
 from .answers import ANSWERS
-from .common import say
+from .common import is_there, say
 from .render import chosen_option, grant_words, option_lines, request_lines
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ MEANINGS = {
     "allow_always": "for good",
 }
 LATE_SECONDS = 2.0  # after an answer elsewhere, what is typed may still be meant for that request
-
-
-def is_there() -> bool:
-    """Whether a user can read a question and answer it: standard input and error are terminals."""
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 async def agreed(workspace: RemoteWorkspace | None, question: str) -> bool:

@@ -8,13 +8,16 @@ of size does no harm.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from .common import say
 from .text import Style, elapsed, one_line, shows_unicode, width, window_columns
+
+if TYPE_CHECKING:
+    import asyncio
 
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 PLAIN_FRAMES = "|/-\\"
@@ -99,6 +102,8 @@ class Progress:
     def _tick(self) -> None:
         if not self._hidden and not self._paused:
             self._draw()
+        import asyncio  # only here: a short `run` needs none of it
+
         self._timer = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._tick)
 
     def _draw(self) -> None:

@@ -11,27 +11,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError, NotFound
 from ..records import dataclass
-from . import CANCELED
+from .outcomes import EXIT_CODES
 from .text import count
 
 if TYPE_CHECKING:
     from ..client.requests import WorkspaceRequests
     from ..protocol.runs import RunComplete
-
-FORMS = ("text", "final", "json", "stream-json")
-EXIT_CODES = {
-    "completed": 0,
-    "failed": 1,
-    "denied": 7,  # completed, but without something that it asked for
-    "limit": 8,
-    "no_model": 9,
-    "canceled": CANCELED,
-}
-CODES_HELP = """\
-Exit codes: 0 completed, 1 failed or daemon lost, 2 usage, 7 something was denied, by a person or
-for want of one, even if the agent went on without it, 8 a limit was reached (--max-cost,
---max-steps, --timeout), 9 no model can answer, 130 canceled.
-"""
 
 
 @dataclass(slots=True)

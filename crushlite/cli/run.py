@@ -1,56 +1,41 @@
 """`crushlite run`: ask once, print the answer as it comes, exit with a code that says how it ended.
 
-    subscribe -> post under a fresh run_id -> follow -> run_complete with that id -> retire
-
-Which events belong to the run is decided by the client library, what is printed of them by
-follow.py.
+Here are the options and what is read before anything is sent. The prompt is sent by `quick.py`,
+which loads fast, or by `asked.py`, which can do everything.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import stat
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CrushliteError, NoAgent, NotFound, UsageError
-from ..launch import goodbye, join
-from ..protocol.codec import encode
-from ..protocol.config import ROLES
-from ..protocol.permissions import PermissionNotification, PermissionRequest
-from ..protocol.questions import QuestionBatch
+from ..errors import UsageError
 from . import CANCELED
 from .attachments import check_size, read_attachments
 from .common import (
     add_connection,
-    choose_agent,
-    chosen_agent,
+    address_of,
     command,
-    new_session,
+    directory_of,
+    is_there,
     say,
-    session_agent,
-    show,
-    show_json,
     title_of,
-    wanted,
 )
-from .follow import RunEnded, RunPrinter, add_output, do_nothing, form_of, signals
 from .helptext import positive, positive_count, seconds
-from .lookup import find_model, find_session
-from .person import TerminalAnswers, is_there
+from .outcomes import CODES_HELP, add_output, form_of
 from .progress import Progress
-from .result import CODES_HELP, EXIT_CODES, result_without_run
+from .quick import QuickRun, Unexpected
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Coroutine
 
-    from ..client import RemoteWorkspace, RunStream
-    from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
 
-LATE_SECONDS = 10.0  # after --timeout: an agent that is stopped may take some to return
 STDIN_SECONDS = 1.0  # without input, before a note says what is waited for
 
 DESCRIPTION = f"""\
@@ -152,9 +137,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     add("--timeout", metavar="S", type=positive, help="how many seconds it may take")
 
 
-def run(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+def run(options: argparse.Namespace) -> Coroutine[Any, Any, int] | int:
     """Read standard input and files, which may block, before there is an event loop: so Ctrl-C
-    ends it. Returns what is to be run in a loop."""
+    ends it. Returns the exit code, or what is to be run in a loop."""
     progress = Progress(quiet=options.quiet)
     if options.detach and options.deny_after is not None:
         raise UsageError("--deny-after needs a command that stays: not with --detach")
@@ -167,7 +152,55 @@ def run(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     # Bytes of the command line that are no text cannot be sent.
     prompt = prompt.encode("utf-8", "replace").decode()
     check_size(prompt, attachments)
-    return _run(options, prompt, attachments, progress)
+    # A person can be asked who reads the notes.
+    options.talks = form_of(options) in ("text", "final") and not options.quiet and is_there()
+    if options.auto_approve:  # with --quiet too: it must not happen unseen
+        say("--yolo: every permission of this run is granted, nobody is asked")
+    begun = _quick_run(options, prompt, progress) if _is_usual(options, attachments) else None
+    if isinstance(begun, int):
+        return begun
+    from .asked import ask  # only now: it takes longer to load than a short answer takes
+
+    return ask(options, prompt, attachments, progress, begun)
+
+
+def _is_usual(options: argparse.Namespace, attachments: list[Attachment]) -> bool:
+    """Whether `quick.py` can send the prompt."""
+    others = (
+        *(options.command, options.session, options.last, options.large, options.small),
+        *(options.effort, options.detach, options.agent, attachments),
+        *(options.deny_after is not None, options.max_cost, options.max_steps, options.timeout),
+        options.host and not options.host.startswith("unix://"),
+        form_of(options) != "text",
+        sys.stdout is None,
+        threading.current_thread() is not threading.main_thread(),  # signals are for that one
+    )
+    return not any(others)
+
+
+def _quick_run(
+    options: argparse.Namespace, prompt: str, progress: Progress
+) -> QuickRun | int | None:
+    """Send the prompt, and print its answer if it is only that; returns the exit code. Else returns
+    what was begun, to be gone on with; None if it was nothing, and is to be begun anew."""
+    begun = QuickRun(address_of(options).removeprefix("unix://"), directory_of(options))
+    fields = {"prompt": prompt, "auto_approve": options.auto_approve}
+    try:
+        begun.begin(title_of(prompt), fields, progress.say, interactive=options.talks)
+        if sys.stdout.isatty() or (sys.stderr is not None and sys.stderr.isatty()):
+            return begun  # drawing needs a clock
+        begun.print_answer()
+        begun.leave()
+    except (Unexpected, OSError, ValueError, LookupError, TypeError):
+        stopped = begun.signals.received and not begun.posted
+        if begun.session_id and not stopped:
+            return begun
+        begun.leave()
+        begun.signals.close()
+        return CANCELED if stopped else None
+    finally:
+        begun.close()
+    return 0
 
 
 def _arguments(options: argparse.Namespace) -> dict[str, str]:
@@ -193,296 +226,3 @@ def _piped(progress: Progress) -> str:
         progress.say("waiting for the end of standard input")
     with open(0, "rb", closefd=False) as stdin:
         return stdin.read().decode("utf-8", "replace").rstrip("\n")
-
-
-# One prompt -------------------------------------------------------------------------------------
-
-
-async def _run(
-    options: argparse.Namespace, prompt: str, attachments: list[Attachment], progress: Progress
-) -> int:
-    form = form_of(options)
-    try:
-        return await _in_workspace(options, prompt, attachments, progress)
-    except CrushliteError as error:
-        if form in ("json", "stream-json") and not isinstance(error, RunEnded):
-            result = result_without_run(error)
-            show_json(result if form == "json" else {"type": "result", "payload": encode(result)})
-        raise
-
-
-async def _in_workspace(
-    options: argparse.Namespace, prompt: str, attachments: list[Attachment], progress: Progress
-) -> int:
-    with signals() as interrupt:
-        try:
-            workspace = await join(wanted(options, progress.say))
-        except asyncio.CancelledError:
-            return CANCELED  # only a signal cancels this task
-        async with workspace.client:
-            for line in workspace.info.warning.splitlines():
-                progress.say(line)
-            asked = _Asked(workspace, prompt, attachments, options, progress)
-            interrupt.act = asked.stop
-            try:
-                if options.auto_approve:  # with --quiet too: it must not happen unseen
-                    say("--yolo: every permission of this run is granted, nobody is asked")
-                if options.command:
-                    asked.prompt = await _expanded(workspace, options, prompt)
-                asked.models = await _named_models(workspace, options, progress)
-                if "large" not in asked.models and not await asked.has_other_agent():
-                    await _require_model(workspace)
-                return await (asked.detach() if options.detach else asked.run())
-            except asyncio.CancelledError:
-                if not interrupt.received:
-                    raise
-                return CANCELED
-            finally:
-                interrupt.act = do_nothing  # a second signal still ends the process
-                progress.stop()
-                await goodbye(workspace.client)
-
-
-async def _expanded(workspace: RemoteWorkspace, options: argparse.Namespace, text: str) -> str:
-    """The prompt of the command that the options name. Raises CrushliteError."""
-    from ..features import requests  # only here: most commands ask for none of it
-
-    try:
-        return await requests.expand_command(workspace, options.command, options.arguments, text)
-    except NotFound:
-        import difflib  # only here: every run would wait for it
-
-        known = await requests.commands(workspace)
-        near = difflib.get_close_matches(options.command, [each.name for each in known], 3)
-        listed = ", ".join(near or [each.name for each in known[:20]]) or "none"
-        raise UsageError(f"no command {options.command!r}; there are {listed}") from None
-
-
-async def _named_models(
-    workspace: RemoteWorkspace, options: argparse.Namespace, progress: Progress
-) -> dict[str, SelectedModel]:
-    """The models that the options name, by role. Raises CrushliteError if there is no such one."""
-    named = {}
-    for role in ROLES:
-        if given := getattr(options, role):
-            named[role], remark = await find_model(workspace, given)
-            if remark:
-                progress.say(remark)
-    return named
-
-
-async def _require_model(workspace: RemoteWorkspace) -> None:
-    """Raise NoAgent, with what to do about it, if no model would answer. Servers that were not
-    asked for their models yet are asked first."""
-    for last in (False, True):
-        info = await workspace.agent()
-        if info.is_ready and not info.no_model:
-            return
-        if not last:
-            from ..features import requests
-
-            await requests.reread_config(workspace, everywhere=True)
-    why = info.no_model or "none is configured that can be used"
-    raise NoAgent(
-        f"no model can answer: {why}. Set a key, as in OPENAI_API_KEY=..., start a local model "
-        "server, or name a provider in crush.json: `crushlite doctor` shows what was found. To try "
-        "without a model: --agent offline"
-    )
-
-
-class _Asked:
-    """One prompt in one workspace, from its session to its exit code."""
-
-    def __init__(
-        self,
-        workspace: RemoteWorkspace,
-        prompt: str,
-        attachments: list[Attachment],
-        options: argparse.Namespace,
-        progress: Progress,
-    ) -> None:
-        self._workspace = workspace
-        self.prompt = prompt
-        self._attachments = attachments
-        self._options = options
-        self._progress = progress
-        self.models: dict[str, SelectedModel] = {}  # for this run, by role
-        self._run: RunStream | None = None
-        self._task = asyncio.current_task()
-        self._posting = False  # the prompt may have been accepted
-        self._stopped = self._timed_out = False
-        self._canceling: asyncio.Task[None] | None = None
-
-    async def has_other_agent(self) -> bool:
-        """Whether an agent other than that of the daemon will answer."""
-        options = self._options
-        if options.agent or not (options.session or options.last):
-            return session_agent(options) not in ("", "default")
-        session_id = await find_session(self._workspace, options.session or "last")
-        return bool(await chosen_agent(self._workspace, session_id))
-
-    async def detach(self) -> int:
-        """Post the prompt, print the id of its run, and leave the run to itself."""
-        session_id = await self._session()
-        self._posting = True
-        accepted = await self._workspace.prompt(
-            session_id, self.prompt, detach=True, **self._fields()
-        )
-        if form_of(self._options) in ("events", "json", "stream-json"):
-            show_json(accepted)
-        else:
-            show(accepted.run_id)
-        self._progress.say(f"follow it with: crushlite attach {accepted.run_id}")
-        return 0
-
-    def _fields(self) -> dict[str, Any]:
-        """What the prompt says besides its text."""
-        options = self._options
-        return {
-            "attachments": self._attachments,
-            "auto_approve": options.auto_approve,
-            "reasoning_effort": options.effort,
-            "models": self.models,
-            "max_cost": options.max_cost,
-            "max_steps": options.max_steps,
-            "max_seconds": options.timeout,
-        }
-
-    async def run(self) -> int:
-        """Post the prompt and print its run to the end."""
-        timer = None
-        if self._options.timeout is not None:
-            loop = asyncio.get_running_loop()
-            # The daemon ends the run in time. This is for a run that waits in line for others,
-            # and for a daemon that does not answer.
-            timer = loop.call_later(self._options.timeout + LATE_SECONDS, self._time_out)
-        try:
-            return await self._follow()
-        except asyncio.CancelledError:
-            # By `stop` or `_cancel`: there was no run to cancel, or no daemon to do it.
-            if not self._stopped or self._task is None:
-                raise
-            self._task.uncancel()
-            self._raise_if_timed_out()
-            self._progress.say("canceled")
-            return CANCELED
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if self._canceling is not None:
-                self._canceling.cancel()
-
-    async def _follow(self) -> int:
-        session_id = await self._session()
-        form = form_of(self._options)
-        talks = form in ("text", "final") and not self._options.quiet and is_there()
-        await self._workspace.init(interactive=talks)
-        self._posting = True
-        is_new = not (self._options.session or self._options.last)
-        start = self._workspace.start(self.prompt, session_id, new_session=is_new, **self._fields())
-        async with start as run:
-            self._run = run
-            if self._stopped:
-                self.stop()
-            if run.ahead:
-                self._progress.say(f"waiting for {run.ahead} earlier prompt(s) in this session")
-            self._progress.doing("waiting")
-            printer = RunPrinter(run, self._progress, form, asks=talks)
-            printer.stop = self.stop
-            async with (
-                _Denials(self._workspace, self._options.deny_after, self._progress) as denials,
-                TerminalAnswers(self._workspace, self._progress, wanted=talks) as answers,
-            ):
-                printer.listeners = [denials.take, answers.take]
-                ending = await printer.until_end()
-        if ending.cancelled and printer.broken is None:
-            self._raise_if_timed_out()
-        return await printer.conclude(ending)
-
-    async def _session(self) -> str:
-        """The id of the session that the options name, or of a new one, in which the agent answers
-        that they name."""
-        workspace, agent = self._workspace, session_agent(self._options)
-        if self._options.session or self._options.last:
-            session_id = await find_session(workspace, self._options.session or "last")
-            if agent or (self._options.agent and await chosen_agent(workspace, session_id)):
-                await choose_agent(workspace, session_id, agent or "default")
-            return session_id
-        session = await new_session(workspace, title_of(self.prompt), agent)
-        self._progress.say(f"session {session.id}")
-        return session.id
-
-    # Stopping -----------------------------------------------------------------------------------
-
-    def _time_out(self) -> None:
-        self._timed_out = True
-        self.stop()
-
-    def _raise_if_timed_out(self) -> None:
-        if self._timed_out:
-            error = CrushliteError(f"canceled: not done in {self._options.timeout:g} s")
-            error.exit_code = EXIT_CODES["limit"]
-            raise error
-
-    def stop(self) -> None:
-        """Cancel the run, and go on until its end. Before the prompt was posted: cancel the task
-        of the command. While it is being posted: `run` stops it when it was accepted."""
-        self._stopped = True
-        if self._run is not None:
-            if self._canceling is None and self._run.ending is None:
-                self._progress.say("canceling; Ctrl-C leaves at once")
-                self._canceling = asyncio.create_task(self._cancel(self._run))
-        elif not self._posting and self._task is not None:
-            self._task.cancel()
-
-    async def _cancel(self, run: RunStream) -> None:
-        try:
-            await run.cancel()
-        except CrushliteError as error:
-            self._progress.say(f"cannot cancel: {error.message}")
-            if self._task is not None:
-                self._task.cancel()
-
-
-class _Denials:
-    """A context in which requests of the run are denied that are still open after a time.
-
-    An open request is looked for among all of the workspace: the stream shows one at a time, and
-    that of this run may wait behind one of another session."""
-
-    def __init__(self, workspace: RemoteWorkspace, after: float | None, progress: Progress) -> None:
-        self._workspace = workspace
-        self._after = after
-        self._progress = progress
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by request, call or batch
-
-    async def __aenter__(self) -> _Denials:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    def take(self, payload: object) -> None:
-        """To be called with the payload of each event of the run."""
-        key = ""
-        if isinstance(payload, PermissionRequest | QuestionBatch):
-            key = payload.id
-        elif isinstance(payload, PermissionNotification):
-            key = payload.tool_call_id
-        if key and self._after is not None and key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._deny(key, self._after))
-
-    async def _deny(self, key: str, after: float) -> None:
-        await asyncio.sleep(after)
-        reason = f"nobody answered within {after:g} s"
-        try:
-            for request in await self._workspace.permissions():
-                if key in (request.id, request.tool_call_id):
-                    await self._workspace.grant(request.id, "deny", reason)
-            for batch in await self._workspace.questions():
-                if batch.id == key:
-                    await self._workspace.answer(batch.id, None)
-        except CrushliteError as error:
-            self._progress.say(f"cannot refuse what nobody answered: {error.message}")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
 from ..errors import ChannelMismatch, NotFound, RunNotFound
-from ..launch import goodbye, own_environment
+from ..itself import own_environment
+from ..launch import goodbye
 from ..protocol.codec import encode
 from ..protocol.runs import RUN_STATES
 from .common import add_connection, add_json, command, opened, reached, show, show_json

@@ -23,7 +23,7 @@ from ..config.trust import Trust
 from ..errors import ConfigError, CrushliteError
 from ..features import requests
 from ..hosting.plain import OWN_DATA_DIR
-from ..launch import here
+from ..itself import here
 from ..wings import has_wing
 from .common import add_connection, command, reached, say, show
 from .locations import config_files

@@ -83,10 +83,11 @@ class Client(Wire):
         info = await self.request(Workspace, "POST", route("workspaces"), request)
         return self._opened_workspace(request, info)
 
-    def attach(self, info: Workspace) -> RemoteWorkspace:
-        """A workspace that another client has opened, as listed by `workspaces`. Only an open event
-        stream claims it; without one the daemon may close it at any time."""
-        request = CreateWorkspace(path=info.path, client_id=self.client_id)
+    def attach(self, info: Workspace, *, env: list[str] | None = None) -> RemoteWorkspace:
+        """A workspace that another client has opened, as listed by `workspaces`, or one of our id.
+        Only an open event stream claims it; without one the daemon may close it at any time. `env`
+        is for a stream that has to create it again."""
+        request = CreateWorkspace(path=info.path, client_id=self.client_id, env=env)
         return self._opened_workspace(request, info)
 
     def _opened_workspace(self, request: CreateWorkspace, info: Workspace) -> RemoteWorkspace:

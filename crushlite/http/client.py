@@ -20,7 +20,8 @@ import h11
 
 from ..clock import resolve_once, time_limit
 from ..records import dataclass
-from .messages import Headers, Pairs, peer_uid
+from .messages import Headers, Pairs
+from .peer import peer_uid
 
 if TYPE_CHECKING:
     import ssl as ssl_module

@@ -35,9 +35,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from .limits import BodyBudget, Capacity, Deadline, Rank
-from .messages import HTTPError, Peer, Request, Response, Stream, overloaded, peer_uid
+from .messages import HTTPError, Peer, Request, Response, Stream, overloaded
 from .outbox import CONTINUE, Outbox, date_line, frame_response, frame_stream, slices
 from .parsing import HeadParser, find_head, too_large
+from .peer import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,6 @@ and `Stream` (what a connection calls). Uses neither h11 nor routes.
 from __future__ import annotations
 
 import json
-import socket
-import struct
-import sys
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..records import dataclass
@@ -19,7 +16,6 @@ if TYPE_CHECKING:
 
 Pairs = tuple[tuple[str, str], ...]
 Kind = Literal["unix", "tcp", "memory"]  # of a connection
-_PEERCRED = getattr(socket, "SO_PEERCRED", 17)
 
 
 class Headers:
@@ -61,21 +57,6 @@ class Peer:
 
     kind: Kind
     port: int | None = None  # the LISTENER's own port: what a Host header must name
-
-
-def peer_uid(sock: socket.socket) -> int | None:
-    """The user whose process connected (or listened) at the other end of a unix socket; None if the
-    system does not tell. The server asks so that only its own user is served even if the socket's
-    mode was loosened, the client so that nothing is sent to another user who listens there."""
-    try:
-        if sys.platform == "darwin":
-            # SOL_LOCAL, LOCAL_PEERCRED: struct xucred starts with its version and the uid.
-            _, uid = struct.unpack_from("=II", sock.getsockopt(0, 1, 76))
-        else:
-            _, uid, _ = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, _PEERCRED, 12))
-    except OSError:
-        return None
-    return int(uid)
 
 
 @dataclass(frozen=True, slots=True)

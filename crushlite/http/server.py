@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING
 from ..clock import resolve_once, wait_at_most
 from .connection import Connection, Owner
 from .limits import Limits, Rank
-from .messages import overloaded, peer_uid
+from .messages import overloaded
+from .peer import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
