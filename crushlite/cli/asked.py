@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ..client import Client
+from ..client import Client, ConnectionFailed
 from ..errors import CrushliteError, NoAgent, NotFound, UsageError
 from ..launch import goodbye, join
 from ..protocol.codec import decode, encode
@@ -252,18 +252,22 @@ class _Asked:
         begun = self._begun
         session_id = begun.session_id if begun is not None else await self._session()
         talks: bool = self._options.talks
-        await self._workspace.init(interactive=talks)
+        try:
+            await self._workspace.init(interactive=talks)
+        except ConnectionFailed:
+            if begun is None:
+                raise  # else the event stream tries it again
         self._posting = True
         is_new = not (self._options.session or self._options.last)
         if begun is None:
             start = self._workspace.start(
                 self.prompt, session_id, new_session=is_new, **self._fields()
             )
-        else:  # posted again, as it may not have arrived: under its run_id it does not run twice
-            fields = self._fields()
-            await self._workspace.prompt(session_id, self.prompt, run_id=begun.run_id, **fields)
-            start = self._workspace.follow(begun.run_id)
+        else:
+            start = await self._continued(begun)
         async with start as run:
+            if begun is not None:
+                begun.close()
             self._run = run
             if self._stopped:
                 self.stop()
@@ -283,6 +287,15 @@ class _Asked:
         if ending.cancelled and printer.broken is None:
             self._raise_if_timed_out()
         return await printer.conclude(ending)
+
+    async def _continued(self, begun: QuickRun) -> RunStream:
+        """The rest of the events of a run that was begun."""
+        if not begun.accepted:  # perhaps it is: under its run_id it does not run twice
+            fields = {**self._fields(), "run_id": begun.run_id}
+            await self._workspace.prompt(begun.session_id, self.prompt, **fields)
+        run = self._workspace.follow(begun.run_id, begun.session_id)
+        known = [begun.message_id] if begun.message_id else []
+        return run.continuing(begun.last_id, known) if begun.last_id else run
 
     async def _session(self) -> str:
         """The id of the session that the options name, or of a new one, in which the agent answers

@@ -27,18 +27,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ANSWER_SECONDS = 30.0  # for an answer
+PROBE_SECONDS = 0.5  # for the first answer: without it, a user is told what is waited for
+ANSWER_SECONDS = 30.0  # for any other
 SILENCE_SECONDS = 60.0  # of an event stream, on which a comment comes every 15
 MOST_BYTES = 16 << 20  # of an answer, or of an event
 SLICE = (
     select.PIPE_BUF // 4
 )  # characters: a pipe with room takes as many at once, whatever they are
 # Events that change nothing of what is printed here.
-SILENT = ("session", "file", "mcp_event", "lsp_event", "skills_event")
+SILENT = ("session", "file", "config_changed", "mcp_event", "lsp_event", "skills_event")
 
 
 class Unexpected(Exception):
     """Something that only the client library can deal with."""
+
+
+# With the others, what a daemon sends that it should not.
+FAILURES = (Unexpected, OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 class Signals:
@@ -75,6 +80,7 @@ class _Connection:
     is not as it should be, at a signal, and after a time; OSError and ValueError as they come."""
 
     def __init__(self, path: str, signals: Signals) -> None:
+        self.seconds = ANSWER_SECONDS  # that are waited for anything to come
         self._signals = signals
         self._data = b""  # received, and not used yet
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -88,32 +94,30 @@ class _Connection:
 
     def request(self, method: str, target: str, body: object = None, status: int = 200) -> Any:
         """Send a request, and return the JSON of its answer, None if that is empty."""
-        fields = self._ask(method, target, body, status)
-        length = int(fields["content-length"])
-        if length > MOST_BYTES:
-            raise Unexpected("a long answer")
+        length = int(self._ask(method, target, body, status)["content-length"])
         while len(self._data) < length:
-            self._receive(ANSWER_SECONDS)
+            self._receive()
         content, self._data = self._data[:length], self._data[length:]
         return json.loads(content) if content else None
 
-    def events(self, target: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Subscribe at once; the events are then iterated over: each a kind and a payload."""
+    def events(self, target: str) -> Iterator[tuple[str, str, Any]]:
+        """Subscribe at once; what is returned yields the id, the kind and the payload of events."""
         if "transfer-encoding" in self._ask("GET", target, None, 200):
             raise Unexpected("a stream in chunks")
+        self.seconds = SILENCE_SECONDS
         return self._events()
 
-    def _events(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _events(self) -> Iterator[tuple[str, str, Any]]:
         while True:
-            while b"\n\n" not in self._data:
-                if len(self._data) > MOST_BYTES:
-                    raise Unexpected("a long event")
-                self._receive(SILENCE_SECONDS)
-            event, _, self._data = self._data.partition(b"\n\n")
-            for line in event.split(b"\n"):
-                if line.startswith(b"data: "):
-                    envelope = json.loads(line[6:])
-                    yield envelope["type"], envelope["payload"]["payload"]
+            *events, self._data = self._data.split(b"\n\n")
+            for event in events:
+                fields = dict(
+                    line.split(b": ", 1) for line in event.split(b"\n") if line[:1] != b":"
+                )
+                if b"data" in fields:
+                    envelope = json.loads(fields[b"data"])
+                    yield fields[b"id"].decode(), envelope["type"], envelope["payload"]["payload"]
+            self._receive()
 
     def _ask(self, method: str, target: str, body: object, status: int) -> dict[str, str]:
         """Send a request; returns the header fields of the answer, by name in lower case."""
@@ -121,7 +125,7 @@ class _Connection:
         head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}"
         self._socket.sendall(f"{head}\r\n\r\n".encode("ascii") + content)
         while b"\r\n\r\n" not in self._data:
-            self._receive(ANSWER_SECONDS)
+            self._receive()
         answer, _, self._data = self._data.partition(b"\r\n\r\n")
         first, *lines = answer.decode("ascii").split("\r\n")
         if not first.startswith(f"HTTP/1.1 {status} "):
@@ -129,12 +133,12 @@ class _Connection:
         pairs = (line.partition(": ") for line in lines)
         return {name.lower(): value for name, _, value in pairs}
 
-    def _receive(self, seconds: float) -> None:
-        wait_for([self._socket.fileno()], [], self._signals, seconds)
+    def _receive(self) -> None:
+        wait_for([self._socket.fileno()], [], self._signals, self.seconds)
         data = self._socket.recv(1 << 18)
-        if not data:
-            raise Unexpected("the daemon has hung up")
         self._data += data
+        if not data or len(self._data) > MOST_BYTES:
+            raise Unexpected("the end, or no end")
 
 
 def wait_for(
@@ -150,8 +154,8 @@ def wait_for(
 
 
 class QuickRun:
-    """One prompt in a new session. `begin` and `print_answer` raise Unexpected when they cannot go
-    on, OSError, ValueError, LookupError and TypeError for what a daemon should not have sent."""
+    """One prompt in a new session. `begin` and `print_answer` raise one of FAILURES if they cannot
+    go on. The public attributes tell how far they came."""
 
     def __init__(self, socket_path: str, directory: str) -> None:
         self.signals = Signals()
@@ -160,20 +164,22 @@ class QuickRun:
         self.client_id = new_id()
         self.run_id = new_id()
         self.info: dict[str, Any] = {}  # of the workspace, once it is open
-        self.session_id = ""  # once there is one: then this run has begun
+        self.session_id = ""  # once there is one
         self.posted = False  # the prompt may have been accepted
+        self.accepted = False
+        self.last_id = ""  # of the events of the run that need not be looked at again
         self.message_id = ""  # of the answer
-        self._part: int | None = None  # of it that is its text
-        self.written = 0  # characters of its text, which need not be printed again
-        self._text = ""
+        self._text = ""  # of it
+        self._part: int | None = None  # of the message that is the text
+        self._written = 0  # characters of the text
         self._socket_path = socket_path
         self._connections: list[_Connection] = []
-        self._events: Iterator[tuple[str, dict[str, Any]]] = iter(())
+        self._events: Iterator[tuple[str, str, Any]] = iter(())
 
     @property
     def shown(self) -> str:
         """What was printed of the answer."""
-        return self._text[: self.written]
+        return self._text[: self._written]
 
     def begin(
         self, title: str, prompt: dict[str, Any], say: Callable[[str], None], *, interactive: bool
@@ -181,16 +187,17 @@ class QuickRun:
         """Open the workspace, a session and an event stream, and post the prompt. `interactive`:
         somebody is there to answer permission requests. `say` is called with lines for the user."""
         daemon = self._connect()
+        daemon.seconds = PROBE_SECONDS
         if daemon.request("GET", "/v1/version")["version"] != WIRE_VERSION:
             raise Unexpected("another version")
+        daemon.seconds = ANSWER_SECONDS
         workspace = {"path": self.path, "client_id": self.client_id, "env": self.env}
         self.info = daemon.request("POST", "/v1/workspaces", workspace)
         place, client = f"/v1/workspaces/{self.info['id']}", f"client_id={self.client_id}"
         agent = daemon.request("GET", f"{place}/agent")
         if not agent["is_ready"] or agent.get("no_model"):
             raise Unexpected("no model")
-        session = daemon.request("POST", f"{place}/sessions", {"title": title})
-        self.session_id = session["id"]
+        self.session_id = daemon.request("POST", f"{place}/sessions", {"title": title})["id"]
         for line in self.info.get("warning", "").splitlines():
             say(line)
         say(f"session {self.session_id}")
@@ -198,37 +205,44 @@ class QuickRun:
         self._events = self._connect().events(f"{place}/events?{client}&resume=1&deltas=1")
         names = {"session_id": self.session_id, "run_id": self.run_id}
         self.posted = True
-        daemon.request("POST", f"{place}/agent", {**prompt, **names}, 202)
+        state = daemon.request("POST", f"{place}/agent", {**prompt, **names}, 202)["state"]
+        self.accepted = True
+        if state == "queued":
+            raise Unexpected("somebody else was faster in the new session")
 
     def print_answer(self) -> None:
         """Print the text of the answer as it grows, until the run has completed."""
-        for kind, payload in self._events:
+        for event_id, kind, payload in self._events:
             if kind == "run_complete" and payload.get("run_id") == self.run_id:
                 return self._end(payload)
-            if payload.get("session_id", self.session_id) != self.session_id:
-                continue
-            if kind == "message":
-                self._take_message(payload)
-            elif kind == "message_delta":
-                self._take_delta(payload)
-            elif kind not in SILENT and payload.get("type") != "agent_finished":
-                raise Unexpected(kind)
-            self._print()
+            if payload.get("session_id", self.session_id) == self.session_id:
+                self._take(kind, payload)
+            self.last_id = event_id
 
     def leave(self) -> None:
         """Tell the daemon that this client leaves. No answer is no error."""
         if self.info:
-            with contextlib.suppress(Unexpected, OSError, ValueError, LookupError):
+            self._connections[0].seconds = PROBE_SECONDS
+            with contextlib.suppress(*FAILURES):
                 self._connections[0].request("DELETE", f"/v1/clients/{self.client_id}")
 
     def close(self) -> None:
-        """Close the connections. What is shown of the run stays known."""
+        """Close the connections."""
         for connection in self._connections:
             connection.close()
 
     def _connect(self) -> _Connection:
         self._connections.append(_Connection(self._socket_path, self.signals))
         return self._connections[-1]
+
+    def _take(self, kind: str, payload: dict[str, Any]) -> None:
+        if kind == "message":
+            self._take_message(payload)
+        elif kind == "message_delta":
+            self._take_delta(payload)
+        elif kind not in SILENT and payload.get("type") != "agent_finished":
+            raise Unexpected(kind)
+        self._print()
 
     def _take_message(self, message: dict[str, Any]) -> None:
         if message["role"] == "user":
@@ -265,13 +279,16 @@ class QuickRun:
 
     def _print(self) -> None:
         """Write what was not written yet, but no white space in front of the answer."""
-        if not self.shown.strip():
-            self.written = len(self._text) - len(self._text.lstrip())
+        if not self._written:
+            self._written = len(self._text) - len(self._text.lstrip())
+            if self._written == len(self._text):
+                self._written = 0
+                return
         output = sys.stdout.fileno()
-        while piece := self._text[self.written : self.written + SLICE]:
+        while piece := self._text[self._written : self._written + SLICE]:
             # Not blindly: a reader that stops reading must not keep us from handling Ctrl-C.
             wait_for([], [output], self.signals, None)
             data = piece.encode(sys.stdout.encoding, "replace")
             if os.write(output, data) < len(data):
                 raise Unexpected("a disk without room")
-            self.written += len(piece)
+            self._written += len(piece)

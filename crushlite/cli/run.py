@@ -28,7 +28,7 @@ from .common import (
 from .helptext import positive, positive_count, seconds
 from .outcomes import CODES_HELP, add_output, form_of
 from .progress import Progress
-from .quick import QuickRun, Unexpected
+from .quick import FAILURES, QuickRun
 
 if TYPE_CHECKING:
     import argparse
@@ -191,15 +191,14 @@ def _quick_run(
             return begun  # drawing needs a clock
         begun.print_answer()
         begun.leave()
-    except (Unexpected, OSError, ValueError, LookupError, TypeError):
+    except FAILURES:
         stopped = begun.signals.received and not begun.posted
         if begun.session_id and not stopped:
-            return begun
+            return begun  # whose event stream stays open until there is another
         begun.leave()
+        begun.close()
         begun.signals.close()
         return CANCELED if stopped else None
-    finally:
-        begun.close()
     return 0
 
 

@@ -48,9 +48,10 @@ class RemoteWorkspace(WorkspaceRequests):
             self, session_id=session_id, prompt=text, new_session=new_session, options=options
         )
 
-    def follow(self, run_id: str) -> RunStream:
-        """The events of any run, also an ended one, from its beginning; for `async with`."""
-        return RunStream(self, run_id=run_id)
+    def follow(self, run_id: str, session_id: str = "") -> RunStream:
+        """The events of any run, also an ended one, from its beginning; for `async with`. The
+        session is found if it is not given."""
+        return RunStream(self, run_id=run_id, session_id=session_id)
 
 
 class Client(Wire):

@@ -36,13 +36,14 @@ TITLE_CHARS = 60
 class Follower:
     """Decides which events of a workspace are about one run. Pure: it makes no requests."""
 
-    def __init__(self, run_id: str, session_id: str) -> None:
+    def __init__(self, run_id: str, session_id: str, messages: Iterable[str] = ()) -> None:
+        """`messages` are those that are known to be of the run."""
         self.ahead: set[str] = set()  # runs that must end before ours begins
-        self.begun = False  # a message of our run was seen
+        self._messages = set(messages)
+        self.begun = bool(self._messages)  # a message of our run was seen
         self._run_id = run_id
         self._session_id = session_id
         self._family = {session_id}  # our session, and those of its sub-agents
-        self._messages: set[str] = set()
         self._foreign: set[str] = set()  # messages of runs ahead, as far as they are known
         self._calls: set[str] = set()
         self._batches: set[str] = set()
@@ -162,8 +163,16 @@ class RunStream:
         self._options = dict(options or {})
         self._events: EventStream | None = None
         self._follower = Follower(run_id, session_id)
+        self._last_id = ""  # of an event on another stream, which this one continues
         self._pending: deque[Envelope] = deque()
         self._gap = False  # events may be missing: the transcript must be read
+
+    def continuing(self, last_id: str, messages: Iterable[str]) -> RunStream:
+        """Yield only what comes after an event that was seen on another stream, as the beginning of
+        these messages of the run was. To be called first."""
+        self._last_id = last_id
+        self._follower = Follower(self.run_id, self.session_id, messages)
+        return self
 
     @property
     def ahead(self) -> int:
@@ -174,7 +183,10 @@ class RunStream:
         """Post the prompt, or find the run that is to be followed. Returns when the daemon has
         accepted the prompt; raises if it was refused or the run is unknown."""
         try:
-            if self._prompt is None:
+            if self._last_id:
+                self._events = EventStream(self.workspace, last_id=self._last_id)
+                await self._events.__aenter__()
+            elif self._prompt is None:
                 await self._find()
             else:
                 await self._post(self._prompt)

@@ -145,8 +145,8 @@ class WorkspaceRequests:
     async def init(self, interactive: bool = True) -> None:
         """Tell the daemon whether a person can answer permission requests at this client."""
         target = self.at("agent", "init", client_id=self.wire.client_id)
+        self._interactive = interactive  # first: a stream that reconnects sends it again
         await self.wire.send("POST", target, AgentInit(interactive))
-        self._interactive = interactive
 
     async def cancel(self, session_id: str, wait: float | None = None) -> CancelReceipt:
         """Cancel all runs of the session, and wait at most `wait` seconds for them to end."""

@@ -25,7 +25,7 @@ from ..protocol.codec import loads
 from ..protocol.events import Envelope, Resync, parse
 from ..protocol.messages import Message, MessageDelta
 from ..records import dataclass
-from .wire import is_temporary
+from .wire import ConnectionFailed, is_temporary
 
 if TYPE_CHECKING:
     from .requests import WorkspaceRequests
@@ -90,12 +90,18 @@ class EventStream:
 
     async def __aenter__(self) -> EventStream:
         """Subscribe. From the return on no event is missed. A daemon that cannot be reached raises:
-        the stream reconnects only after it was connected once."""
+        the stream reconnects only after it was connected once, or if it continues another."""
         if self._entered:
             raise RuntimeError("a stream is entered once: ask for a new one")
         self._entered = True
-        await self._connect()
-        self._add_resync()
+        try:
+            await self._connect()
+        except ConnectionFailed as error:
+            if self.last_id is None:
+                raise
+            await self._lost(error.message)
+        else:
+            self._add_resync()
         self._wire.streams.add(self)
         return self
 

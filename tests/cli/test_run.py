@@ -473,7 +473,7 @@ class StopTests(ScriptedCase):
         session = await anna.session()
         await anna.prompt(session, "first")
         await self.daemon.entered(1)
-        with mock.patch("crushlite.cli.run.LATE_SECONDS", 0.1):
+        with mock.patch("crushlite.cli.asked.LATE_SECONDS", 0.1):
             child = await self.run_it("-q", "--timeout", "0.1", "--session", session, "second")
             await self.ended(child, 8, "")
         self.assertEqual(child.errors, "crushlite: canceled: not done in 0.1 s\n")
