@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ..client import Client, ConnectionFailed
+from ..client import Client
 from ..errors import CrushliteError, NoAgent, NotFound, UsageError
 from ..launch import goodbye, join
 from ..protocol.codec import decode, encode
@@ -254,9 +254,9 @@ class _Asked:
         talks: bool = self._options.talks
         try:
             await self._workspace.init(interactive=talks)
-        except ConnectionFailed:
+        except CrushliteError:
             if begun is None:
-                raise  # else the event stream tries it again
+                raise  # else the event stream does it again, when it has found the workspace
         self._posting = True
         is_new = not (self._options.session or self._options.last)
         if begun is None:

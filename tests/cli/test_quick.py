@@ -1,0 +1,172 @@
+"""`run` on blocking sockets, and what the client library goes on with. The other tests of `run` call
+it in a thread, where it always uses the client library; here it is a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.support.cli import Child, CommandCase, Relay, ScriptedCase
+
+if TYPE_CHECKING:
+    from crushlite.agent.base import Turn
+
+LOADED = """
+import sys
+from crushlite.cli import main
+code = main(sys.argv[1:])
+print(sorted({"asyncio", "h11", "dataclasses", "ssl"} & {*sys.modules}), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+class QuickTests(ScriptedCase):
+    async def loading(self, *arguments: str) -> Child:
+        """`run` as a process that says at its end which large modules it has loaded."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", LOADED, "run", self.host, *arguments),
+            cwd=self.project,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        child = Child(process)
+        self.addAsyncCleanup(child.close)
+        return child
+
+    async def test_an_answer_is_printed_without_asyncio_and_the_client(self) -> None:
+        child = await self.loading("-q", "hello")
+        scripted = await self.daemon.entered(1)
+        self.assertEqual(scripted.prompt, "hello")
+        self.assertEqual(scripted.turn.env["XDG_RUNTIME_DIR"], str(self.root))
+        await scripted.do(lambda turn: turn.think("hm"))
+        await scripted.say(" \n one ")
+        await child.prints("one ")
+        await scripted.say("two")
+        scripted.release()
+        await self.ended(child, 0, "one two\n")
+        self.assertEqual(child.errors, "[]\n")
+
+    async def test_what_a_run_does_besides_is_told_and_nothing_is_printed_twice(self) -> None:
+        async def retry(turn: Turn) -> None:
+            turn.retrying("retrying in 4 s")
+
+        child, scripted = await self.begun_process("hello")
+        await scripted.do(retry)
+        await child.notes("crushlite: retrying in 4 s\n")
+        await scripted.do(lambda turn: turn.tool_call("bash", '{"command":"ls"}', id="c"))
+        await scripted.do(lambda turn: turn.tool_result("c", "a file"))
+        await scripted.say("two")
+        scripted.release()
+        await self.ended(child, 0, "one \ntwo\n")
+        self.assertEqual(child.errors.count("bash"), 1, child.errors)
+        self.assertEqual(child.errors.count("session"), 1)
+        self.assertEqual(len(self.daemon.agent.runs), 1)
+
+    async def test_a_request_for_permission_that_ends_the_quick_way_is_answered_once(self) -> None:
+        child, scripted = await self.begun_process("--yolo", "hello")
+        granted = await scripted.do(lambda turn: turn.permission("bash", "run"))
+        self.assertTrue(granted)
+        scripted.release()
+        await self.ended(child, 0, "one \n")
+        self.assertEqual(child.errors.count("--yolo: every permission"), 1)
+
+    async def test_a_long_answer_is_printed_whole_also_to_a_reader_who_is_late(self) -> None:
+        text = "naïve 🦀 " * select.PIPE_BUF
+        child = await self.spawn("run", self.host, "-q", "hello")
+        scripted = await self.daemon.entered(1)
+        await scripted.say(text)
+        scripted.release()
+        await self.ended(child, 0, text + "\n")
+
+    async def test_a_signal_cancels_the_run_and_its_end_is_waited_for(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(number):
+                child = await self.spawn("run", self.host, "-q", "hello")
+                scripted = await self.daemon.entered(len(self.daemon.agent.runs) + 1)
+                await scripted.say("one ")
+                await child.prints("one ")
+                child.process.send_signal(number)
+                await self.ended(child, 130, "one \n")
+                self.assertTrue(scripted.canceled)
+
+    async def test_a_failure_is_told_with_what_was_said_before_it(self) -> None:
+        child, scripted = await self.begun_process("-q", "hello")
+        scripted.fail("out of luck")
+        await self.ended(child, 1, "one \n")
+        self.assertEqual(child.errors, "crushlite: ScriptedFailure: out of luck\n")
+
+
+class LostTests(ScriptedCase):
+    async def test_after_a_lost_connection_the_rest_is_printed(self) -> None:
+        path = self.root / "relay.sock"
+        relay = await self.enterAsyncContext(Relay(path, self.daemon.socket))
+        self.host = f"--host=unix://{path}"
+        child, scripted = await self.begun_process("-q", "hello")
+        relay.cut()
+        await scripted.say("two ")
+        await child.prints("one two ")
+        scripted.release()
+        await self.ended(child, 0, "one two \n")
+        self.assertEqual((child.errors, len(self.daemon.agent.runs)), ("", 1))
+
+    async def test_a_prompt_whose_acceptance_was_lost_runs_once(self) -> None:
+        path = self.root / "relay.sock"
+        relay = CuttingRelay(path, self.daemon.socket)
+        await self.enterAsyncContext(relay)
+        child = await self.spawn("run", f"--host=unix://{path}", "-q", "hello")
+        scripted = await self.daemon.entered(1)
+        self.assertTrue(relay.has_cut)
+        await scripted.say("one")
+        scripted.release()
+        await self.ended(child, 0, "one\n")
+        self.assertEqual((child.errors, len(self.daemon.agent.runs)), ("", 1))
+
+
+class CuttingRelay(Relay):
+    """Cuts all connections once, in place of the first answer with status 202."""
+
+    has_cut = False
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            if data.startswith(b"HTTP/1.1 202") and not self.has_cut:
+                self.has_cut = True
+                return self.cut()
+            sink.write(data)
+        sink.close()
+
+
+class StrangeAnswerTests(CommandCase):
+    async def test_a_server_that_answers_nonsense_is_an_error_with_words(self) -> None:
+        self.env["CRUSHLITE_READY_TIMEOUT"] = "0"
+        version = json.dumps({"version": "crushlite-0.1.0"}).encode()
+        strange = (
+            b"no HTTP at all\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: nine\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[1]\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(version), version),
+        )
+        for number, answer in enumerate(strange):
+            with self.subTest(answer):
+                path = self.root / f"{number}.sock"
+
+                async def answered(
+                    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytes = answer
+                ) -> None:
+                    while await reader.read(65536):
+                        writer.write(sent)
+                    writer.close()
+
+                async with await asyncio.start_unix_server(answered, path):
+                    child = await self.spawn("run", f"--host=unix://{path}", "-q", "hello")
+                    code, printed = await child.end()
+                self.assertEqual((bool(code), printed), (True, ""), child.errors)
+                self.assertRegex(child.errors, r"\Acrushlite: .*\n")
+                self.assertNotIn("Traceback", child.errors)
