@@ -1,5 +1,5 @@
-"""`run` on blocking sockets, and what the client library goes on with. The other tests of `run` call
-it in a thread, where it always uses the client library; here it is a process."""
+"""`run` on blocking sockets, and what the client library goes on with. The other tests of `run` use
+a thread, where it always is the client library that asks; here it is a process."""
 
 from __future__ import annotations
 
