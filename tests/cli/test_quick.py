@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import select
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.support.cli import Child, CommandCase, Relay, ScriptedCase
+from tests.support.cli import PATIENCE, Child, CommandCase, Relay, ScriptedCase
+from tests.support.terminal import COMMAND
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
@@ -60,14 +62,21 @@ class QuickTests(ScriptedCase):
         child, scripted = await self.begun_process("hello")
         await scripted.do(retry)
         await child.notes("crushlite: retrying in 4 s\n")
+        await scripted.say("two")
+        scripted.release()
+        await self.ended(child, 0, "one two\n")
+        self.assertEqual(child.errors.count("session"), 1)
+        self.assertEqual(len(self.daemon.agent.runs), 1)
+
+    async def test_a_tool_call_is_told_before_the_agent_says_more(self) -> None:
+        child, scripted = await self.begun_process("hello")
         await scripted.do(lambda turn: turn.tool_call("bash", '{"command":"ls"}', id="c"))
         await scripted.do(lambda turn: turn.tool_result("c", "a file"))
+        await child.notes("bash")
         await scripted.say("two")
         scripted.release()
         await self.ended(child, 0, "one \ntwo\n")
         self.assertEqual(child.errors.count("bash"), 1, child.errors)
-        self.assertEqual(child.errors.count("session"), 1)
-        self.assertEqual(len(self.daemon.agent.runs), 1)
 
     async def test_a_request_for_permission_that_ends_the_quick_way_is_answered_once(self) -> None:
         child, scripted = await self.begun_process("--yolo", "hello")
@@ -96,6 +105,38 @@ class QuickTests(ScriptedCase):
                 await self.ended(child, 130, "one \n")
                 self.assertTrue(scripted.canceled)
 
+    async def test_a_reader_who_stops_reading_does_not_keep_a_signal_from_canceling(self) -> None:
+        reading, writing = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "run", self.host, "-q", "hello"),
+            cwd=self.project,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+        )
+        os.close(writing)
+        self.addCleanup(os.close, reading)
+        child = Child(process)
+        self.addAsyncCleanup(child.close)
+        scripted = await self.daemon.entered(1)
+        await scripted.say("x" * (1 << 20))  # more than a pipe holds
+        stopping = asyncio.Event()
+
+        async def wait(turn: Turn) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                stopping.set()
+
+        scripted.begin(wait)
+        await asyncio.to_thread(select.select, [reading], [], [], PATIENCE)
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(PATIENCE):
+            await stopping.wait()
+        process.send_signal(signal.SIGINT)
+        self.assertEqual((await child.end())[0], 130)
+
     async def test_a_failure_is_told_with_what_was_said_before_it(self) -> None:
         child, scripted = await self.begun_process("-q", "hello")
         scripted.fail("out of luck")
@@ -116,28 +157,32 @@ class LostTests(ScriptedCase):
         await self.ended(child, 0, "one two \n")
         self.assertEqual((child.errors, len(self.daemon.agent.runs)), ("", 1))
 
-    async def test_a_prompt_whose_acceptance_was_lost_runs_once(self) -> None:
-        path = self.root / "relay.sock"
-        relay = CuttingRelay(path, self.daemon.socket)
-        await self.enterAsyncContext(relay)
-        child = await self.spawn("run", f"--host=unix://{path}", "-q", "hello")
-        scripted = await self.daemon.entered(1)
-        self.assertTrue(relay.has_cut)
-        await scripted.say("one")
-        scripted.release()
-        await self.ended(child, 0, "one\n")
-        self.assertEqual((child.errors, len(self.daemon.agent.runs)), ("", 1))
+    async def test_a_prompt_that_was_lost_or_whose_acceptance_was_runs_once(self) -> None:
+        for number, lost in enumerate((b"/agent HTTP/1.1\r\n", b"HTTP/1.1 202 "), 1):
+            with self.subTest(lost):
+                relay = CuttingRelay(self.root / f"{number}.sock", self.daemon.socket)
+                relay.lost = lost
+                await self.enterAsyncContext(relay)
+                child = await self.spawn("run", f"--host=unix://{relay.path}", "-q", "hello")
+                scripted = await self.daemon.entered(number)
+                self.assertEqual(relay.lost, b"")
+                await scripted.say("one")
+                scripted.release()
+                await self.ended(child, 0, "one\n")
+                self.assertEqual((child.errors, len(self.daemon.agent.runs)), ("", number))
 
 
 class CuttingRelay(Relay):
-    """Cuts all connections once, in place of the first answer with status 202."""
+    """Cuts all connections once, in place of sending on the first bytes that have `lost` in their
+    first line and are no GET."""
 
-    has_cut = False
+    lost = b""
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(65536):
-            if data.startswith(b"HTTP/1.1 202") and not self.has_cut:
-                self.has_cut = True
+            first = data.partition(b"\r\n")[0] + b"\r\n"
+            if self.lost and self.lost in first and not data.startswith(b"GET"):
+                self.lost = b""
                 return self.cut()
             sink.write(data)
         sink.close()
