@@ -362,7 +362,9 @@ def _environment() -> dict[str, str]:
 
 async def join(wanted: Wanted) -> RemoteWorkspace:
     """Open the workspace, in a daemon that is found or started. The caller closes the client of the
-    workspace. If the daemon leaves before it is asked, its successor is asked."""
+    workspace. If the daemon leaves before it is asked, its successor is asked. Raises UsageError
+    for a directory that no request can name."""
+    _require_text(wanted.directory)
     clock, tries, said = wanted.clock, TRIES, ""
     patience = clock.time() + HANDOVER_SECONDS
     while True:
@@ -387,6 +389,14 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
         else:
             _compare(workspace, wanted)
             return workspace
+
+
+def _require_text(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise UsageError(f"{shown} is not UTF-8, as paths must be here: rename it") from None
 
 
 async def _create(address: str, wanted: Wanted) -> RemoteWorkspace:
