@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MINE = {
     *("chat", "ps", "watch", "sessions", "cancel", "grant", "config", "doctor", "logs", "stop"),
-    "permissions",
+    *("permissions", "serve"),
 }
 
 
