@@ -364,7 +364,7 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
     """Open the workspace, in a daemon that is found or started. The caller closes the client of the
     workspace. If the daemon leaves before it is asked, its successor is asked. Raises UsageError
     for a directory that no request can name."""
-    _require_text(wanted.directory)
+    require_text(wanted.directory)
     clock, tries, said = wanted.clock, TRIES, ""
     patience = clock.time() + HANDOVER_SECONDS
     while True:
@@ -391,7 +391,8 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
             return workspace
 
 
-def _require_text(path: str) -> None:
+def require_text(path: str) -> None:
+    """Raise UsageError for a path that no request can hold: one that is not UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:

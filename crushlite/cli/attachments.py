@@ -6,6 +6,7 @@ import base64
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..launch import require_text
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import Attachment, Prompt
 
@@ -19,7 +20,7 @@ MIB = 1 << 20
 
 
 def read_attachments(names: Sequence[str]) -> list[Attachment]:
-    """Read files. Raises UsageError for one that cannot be read or is too large."""
+    """Read files. Raises UsageError for one that cannot be read or named, or is too large."""
     if not names:
         return []
     from pathlib import Path  # only here: most prompts come without files
@@ -35,6 +36,7 @@ def _read(path: Path) -> Attachment:
         raise UsageError(f"cannot attach {path}: {error.strerror}") from None
     if len(data) > PROMPT_BYTES:
         raise UsageError(f"cannot attach {path}: it has more than {PROMPT_BYTES // MIB} MiB")
+    require_text(str(path.absolute()))
     content = base64.b64encode(data).decode("ascii")
     return Attachment(content, str(path.absolute()), path.name, _type_of(path, data))
 
