@@ -8,12 +8,13 @@ whose socket takes nothing for a while although something waits, is closed as `s
 resume, because the hub keeps the latest events in a ring.
 
 How an event travels. `publish` encodes it once and gives it the next number. Subscribers are in
-one of four groups: *base*, *tagged* and *linear* (their sink takes bytes and nothing is queued) and
-*waiting* (a paused sink, a sink not yet opened, or a consumer in this process). Waiting ones get
-the event into their queue at once. The other groups are written to directly: the first event after
-a loop tick without events immediately, unless `more` follows, later ones of that tick together at
-its end, joined once per group. A subscriber changes groups only when no such batch is open, so that
-it gets every event once and in order.
+one of four groups. *base* (without ids, as in the base protocol), *tagged* (with ids) and *linear*
+(with ids, and growth as deltas) get different bytes; their sinks take them and nothing is queued.
+*waiting* are all others: a paused sink, a sink not yet opened, a consumer in this process. Waiting
+ones get the event into their queue at once. The other groups are written to directly: the first
+event after a loop tick without events immediately, unless `more` follows, later ones of that tick
+together at its end, joined once per group. A subscriber changes groups only when no such batch is
+open, so that it gets every event once and in order.
 
 Linear streams get growth as what was appended. That continues what they have, because they begin
 with the growing messages as they are then, and get every event after that in order; where growth

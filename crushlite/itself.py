@@ -52,3 +52,12 @@ def own_environment() -> list[str]:
     entry that is not text cannot be sent, and is left out."""
     entries = (f"{name}={value}" for name, value in os.environ.items())
     return [entry for entry in entries if not any("\ud800" <= c <= "\udfff" for c in entry)]
+
+
+def require_text(path: str) -> None:
+    """Raise UsageError for a path that no request can hold: one that is not UTF-8."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise UsageError(f"{shown} is not UTF-8, as paths must be here: rename it") from None

@@ -39,7 +39,7 @@ from .errors import (
     UsageError,
     WrongPeer,
 )
-from .itself import here, own_environment, python_command, python_path
+from .itself import here, own_environment, python_command, python_path, require_text
 from .listen import default_address, default_socket, parse_address, private_directory
 from .records import dataclass
 from .version import WIRE_VERSION
@@ -358,7 +358,9 @@ def _environment() -> dict[str, str]:
 
 async def join(wanted: Wanted) -> RemoteWorkspace:
     """Open the workspace, in a daemon that is found or started. The caller closes the client of the
-    workspace. If the daemon leaves before it is asked, its successor is asked."""
+    workspace. If the daemon leaves before it is asked, its successor is asked. Raises UsageError
+    for a directory that no request can name."""
+    require_text(wanted.directory)
     clock, tries, said = wanted.clock, TRIES, ""
     patience = clock.time() + HANDOVER_SECONDS
     while True:

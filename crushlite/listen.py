@@ -8,6 +8,7 @@ daemon, so sockets are bound here and handed over. Everything that can go wrong 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -179,6 +180,8 @@ def _closed_on_failure(sock: socket.socket, where: str) -> Iterator[None]:
         sock.close()
         if isinstance(error, OSError):
             reason = f"cannot listen on {where}: {error.strerror or error}"
+            if error.errno == errno.EADDRINUSE:
+                reason += "; end the program that does, or choose another address"
             raise UsageError(reason) from None
         raise
 

@@ -107,7 +107,7 @@ class WhenBusy(Enum):
 
     STEER = "steer"  # fold into the active turn at its next step
     QUEUE = "queue"  # a turn of its own
-    INTERRUPT = "interrupt"  # cancel everything ahead, then start
+    INTERRUPT = "interrupt"  # once durable: cancel everything ahead, then start
     REJECT = "reject"  # refuse
 
 
@@ -261,7 +261,8 @@ class Runs:
     # Cancel and clear ----------------------------------------------------------------------------
 
     def cancel(self, session_id: str) -> Canceled:
-        """Doom all that is live in the session; with nothing live, remember nothing."""
+        """Doom all that is live in the session and not ending yet; with nothing live, remember
+        nothing. What an earlier cancel hit is in the receipt again until it has ended."""
         return self._cancel(session_id, self.live(session_id))
 
     def cancel_run(self, run: Run) -> Canceled:

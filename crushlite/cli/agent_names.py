@@ -35,7 +35,9 @@ def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
         return _offline
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise UsageError(f"agent {name!r}: use auto, coder, offline, or module:attr")
+        raise UsageError(
+            f"agent {name!r}: use auto, coder, offline, acp:'COMMAND ARGS', or module:attr"
+        )
     # The module of an agent is mostly where `serve` is run. It comes last on the path: what this
     # package imports itself must not be found there.
     sys.path.append(os.getcwd())

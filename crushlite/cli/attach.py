@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from . import BROKEN_PIPE, CANCELED
 from .common import add_connection, command
 from .follow import RunPrinter, signals
+from .helptext import not_empty
 from .outcomes import CODES_HELP, add_output, form_of
 from .progress import Progress
 from .runs import workspace_of
@@ -29,7 +30,8 @@ EXAMPLES = """\
 
 def add_parser(commands: Any) -> None:
     parser = command(commands, "attach", DESCRIPTION, run, EXAMPLES)
-    parser.add_argument("run_id", metavar="RUN", help="the id of a run, or its beginning")
+    an_id = "the id of a run, or its beginning"
+    parser.add_argument("run_id", type=not_empty, metavar="RUN", help=an_id)
     add_output(parser)
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="say only errors on standard error"

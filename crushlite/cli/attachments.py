@@ -6,6 +6,7 @@ import base64
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..itself import require_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,7 @@ MIB = 1 << 20
 
 
 def read_attachments(names: Sequence[str]) -> list[Attachment]:
-    """Read files. Raises UsageError for one that cannot be read or is too large."""
+    """Read files. Raises UsageError for one that cannot be read or named, or is too large."""
     if not names:
         return []
     from pathlib import Path  # only here: most prompts come without files
@@ -36,6 +37,7 @@ def _read(path: Path) -> Attachment:
         raise UsageError(f"cannot attach {path}: {error.strerror}") from None
     if len(data) > PROMPT_BYTES:
         raise UsageError(f"cannot attach {path}: it has more than {PROMPT_BYTES // MIB} MiB")
+    require_text(str(path.absolute()))
     from ..protocol.messages import Attachment  # only here: most prompts come without files
 
     content = base64.b64encode(data).decode("ascii")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CrushliteError, RunNotFound, UsageError
 from ..records import dataclass
 from .common import add_connection, add_json, command, say, show, show_json
-from .helptext import seconds
+from .helptext import not_empty, seconds
 from .lookup import SHORT, choose, is_here, running
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class _Receipt:
 def add_parser(commands: Any) -> None:
     parser = command(commands, "cancel", DESCRIPTION, run, EXAMPLES)
     add = parser.add_argument
-    add("target", nargs="?", metavar="SESSION|RUN", default="", help="an id, or its beginning")
+    an_id = "an id, or its beginning"
+    add("target", nargs="?", type=not_empty, metavar="SESSION|RUN", help=an_id)
     add("--all", action="store_true", help="every session that is at work, in all workspaces")
     add(
         "--wait",

@@ -34,6 +34,7 @@ from .common import (
     wanted,
 )
 from .follow import RunPrinter, signals
+from .helptext import not_empty
 from .lookup import find_session
 from .person import warn_of_yolo
 from .progress import Progress
@@ -74,7 +75,8 @@ EXAMPLES = """\
 def add_parser(commands: Any) -> None:
     parser = command(commands, "chat", DESCRIPTION, run, EXAMPLES)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--session", metavar="ID", default="", help="go on in this session")
+    go_on = "go on in this session"
+    which.add_argument("--session", type=not_empty, metavar="ID", help=go_on)
     which.add_argument(
         "--continue", dest="last", action="store_true", help="go on in the session used last"
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BadRequest, CrushliteError, NotFound, UsageError
 from ..itself import here
 from ..listen import default_address, default_socket, parse_address
-from .helptext import Formatter
+from .helptext import Formatter, not_empty
 from .text import one_line
 
 if TYPE_CHECKING:
@@ -60,15 +60,17 @@ def add_connection(parser: argparse.ArgumentParser, *, start: bool = True) -> No
     command may start one."""
     group = parser.add_argument_group("which daemon and directory")
     add = group.add_argument
-    add("--cwd", metavar="DIR", default="", help="as if started in this directory")
+    add("--cwd", type=not_empty, metavar="DIR", help="as if started in this directory")
     add(
         "--host",
+        type=not_empty,
         metavar="URL",
         default=next(iter(os.environ.get("CRUSHLITE_HOST", "").split()), None),
         help="unix:///path or tcp://127.0.0.1:PORT (default: our unix socket)",
     )
     add(
         "--token-file",
+        type=not_empty,
         metavar="FILE",
         help="for TCP (default: CRUSHLITE_TOKEN, else where a daemon of ours put it)",
     )
@@ -209,8 +211,10 @@ def _token(options: argparse.Namespace) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read().strip()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the token in {path}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read the token in {path}: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"cannot read the token in {path}: it is not a text") from None
 
 
 def is_there() -> bool:

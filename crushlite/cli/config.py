@@ -170,7 +170,7 @@ async def _write(options: argparse.Namespace, value: Any) -> int:
         files.change(scope, lambda document: put(document, key, value))
     say(f"{key} is set in {files.file(scope)}")
     useless = [found for found in _warn(options, key) if found.reason in _USELESS]
-    if any(found.file == files.file(scope) for found in useless):
+    if any(found.file == files.file(scope) and _overlap(found.key, key) for found in useless):
         everywhere = "--global " if options.everywhere else ""
         say(f"to remove it again: crushlite config unset {everywhere}{key}")
         return 1
@@ -237,8 +237,13 @@ def _warn(options: argparse.Namespace, key: str) -> list[ConfigWarning]:
     another key wrong."""
     found = []
     for warning in config_files(options).load().warnings:
-        whole, part = sorted((f"{warning.key}.", f"{key}."), key=len)
-        if part.startswith(whole) or key.split(".")[0] in _CHOOSING:
+        if _overlap(warning.key, key) or key.split(".")[0] in _CHOOSING:
             say(str(warning))
             found.append(warning)
     return found
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two dotted keys are the same, or one is below the other."""
+    whole, part = sorted((f"{one}.", f"{other}."), key=len)
+    return part.startswith(whole)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RequestNotFound, UsageError
 from ..protocol.codec import encode
 from .common import add_connection, add_json, command, say, show, show_json
+from .helptext import not_empty
 from .lookup import SHORT, choose, running
 from .render import chosen_option, grant_words, option_lines, request_lines, request_words
 from .text import visible
@@ -51,7 +52,8 @@ Asked = tuple["RemoteWorkspace", "PermissionRequest"]
 def add_parser(commands: Any) -> None:
     parser = command(commands, "grant", DESCRIPTION, run, EXAMPLES)
     add = parser.add_argument
-    add("request", nargs="?", metavar="ID", default="", help="of a request, or its beginning")
+    an_id = "of a request, or its beginning"
+    add("request", nargs="?", type=not_empty, metavar="ID", help=an_id)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--deny", action="store_true", help="refuse instead")
     how.add_argument(

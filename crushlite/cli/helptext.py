@@ -94,6 +94,14 @@ class DefaultsFormatter(Formatter):
         return (action.help or "") + (" (default: %(default)s)" if known else "")
 
 
+def not_empty(text: str) -> str:
+    """Refuse the empty text that a shell makes of a variable that is not set, for `type=` of what
+    means something else if it is left out. argparse checks a default that is a text, too."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: is a variable not set?")
+    return text
+
+
 def positive(text: str) -> float:
     """Read a number that is more than 0, for `type=` of an option."""
     value = _number(text)

@@ -12,6 +12,7 @@ from ..client import ConnectionFailed
 from ..errors import NotFound
 from ..wings import has_wing
 from .common import add_connection, add_json, command, inherit, reached, say, show, show_json
+from .helptext import not_empty
 from .locations import config_files
 from .lookup import SHORT, choose, is_here
 from .render import in_line
@@ -44,7 +45,8 @@ def add_parser(commands: Any) -> None:
     add_json(parser, "the list")
     add_connection(parser, start=False)
     remove = command(actions, "remove", REMOVE, _remove, EXAMPLES, "take a rule back")
-    remove.add_argument("rule", metavar="ID", help="of a rule, or its beginning")
+    an_id = "of a rule, or its beginning"
+    remove.add_argument("rule", type=not_empty, metavar="ID", help=an_id)
     add_connection(remove, start=False)
     inherit(parser, remove)
 

@@ -25,7 +25,7 @@ from .common import (
     say,
     title_of,
 )
-from .helptext import positive, positive_count, seconds
+from .helptext import not_empty, positive, positive_count, seconds
 from .outcomes import CODES_HELP, add_output, form_of
 from .progress import Progress
 from .quick import FAILURES, QuickRun
@@ -71,13 +71,14 @@ def add_parser(commands: Any) -> None:
     add("prompt", nargs="*", metavar="PROMPT", help="what to ask; several words are joined")
     add(
         "--command",
+        type=not_empty,
         metavar="NAME",
-        default="",
         help="send the prompt of this command; PROMPT is what would be typed behind its name",
     )
     add("--arg", action="append", metavar="NAME=VALUE", default=[], help="its argument; repeatable")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--session", metavar="ID", help="go on in this session (default: a new one)")
+    go_on = "go on in this session (default: a new one)"
+    which.add_argument("--session", type=not_empty, metavar="ID", help=go_on)
     which.add_argument(
         "--continue", dest="last", action="store_true", help="go on in the session used last"
     )
@@ -93,8 +94,8 @@ def add_parser(commands: Any) -> None:
             *short,
             flag,
             dest=role,
+            type=not_empty,
             metavar="M",
-            default="",
             help=f"use PROVIDER/MODEL, or MODEL, as the {role} model, for this run only",
         )
     add(

@@ -8,13 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
-from ..errors import ChannelMismatch, NotFound, RunNotFound
+from ..errors import ChannelMismatch, NotFound, RunNotFound, UsageError
 from ..itself import own_environment
 from ..launch import goodbye
 from ..protocol.codec import encode
 from ..protocol.runs import RUN_STATES
 from .common import add_connection, add_json, command, opened, reached, show, show_json
-from .lookup import SHORT, choose
+from .helptext import not_empty
+from .lookup import SHORT, choose, find_session
 from .tables import table
 from .text import Style, ago, cut, elapsed, one_line
 
@@ -42,7 +43,7 @@ def add_parser(commands: Any) -> None:
     parser = command(commands, "runs", DESCRIPTION, run, EXAMPLES)
     add = parser.add_argument
     add("--all", action="store_true", help="of every workspace that the daemon has open")
-    add("--session", metavar="ID", default="", help="only of this session")
+    add("--session", type=not_empty, metavar="ID", help="only of this session")
     states = ", ".join(RUN_STATES)
     add("--state", metavar="STATE", choices=RUN_STATES, default="", help=f"only these: {states}")
     add("--last", metavar="N", type=int, default=20, help="only the last N (default 20; 0: all)")
@@ -51,6 +52,8 @@ def add_parser(commands: Any) -> None:
 
 
 async def run(options: argparse.Namespace) -> int:
+    if options.last < 0:
+        raise UsageError(f"--last {options.last}: not less than 0")
     found: list[tuple[str, RunInfo]] = []
     async with contextlib.AsyncExitStack() as stack:
         if options.all:
@@ -58,9 +61,10 @@ async def run(options: argparse.Namespace) -> int:
             workspaces = [client.attach(info) for info in await client.workspaces()]
         else:
             workspaces = [await stack.enter_async_context(opened(options))]
+        session_id = await _session_id(workspaces, options)
         for workspace in workspaces:
             with contextlib.suppress(NotFound):  # closed since it was listed
-                runs = await workspace.runs(options.session, options.state)
+                runs = await workspace.runs(session_id, options.state)
                 found += [(workspace.info.path, info) for info in runs]
     found.sort(key=lambda pair: pair[1].accepted_at)
     found = found[-options.last :] if options.last > 0 else found
@@ -69,6 +73,18 @@ async def run(options: argparse.Namespace) -> int:
     else:
         _show(found, options)
     return 0
+
+
+async def _session_id(workspaces: list[RemoteWorkspace], options: argparse.Namespace) -> str:
+    """The id of the session that --session means; empty without it. Raises NotFound."""
+    if not options.session:
+        return ""
+    if not options.all:
+        return await find_session(workspaces[0], options.session)
+    for workspace in workspaces:
+        with contextlib.suppress(NotFound):
+            return await find_session(workspace, options.session)
+    raise NotFound(f"no session {options.session} in an open workspace")
 
 
 def _show(found: list[tuple[str, RunInfo]], options: argparse.Namespace) -> None:

@@ -32,6 +32,12 @@ log = logging.getLogger(__name__)
 PR_SET_DUMPABLE = 4  # of prctl(2)
 LAST_SECONDS = 0.5  # for threads that agents have started to end
 
+EXAMPLES = """\
+  crushlite serve --agent offline --web    # without a model, with the console
+  crushlite serve --agent mymodule:agent   # a function of mymodule.py here
+  crushlite serve --host unix:///tmp/crushlite.sock --host tcp://127.0.0.1:4177
+"""
+
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
@@ -39,6 +45,7 @@ def add_parser(commands: Any) -> None:
         help="run the daemon in the foreground",
         description="Run the daemon. Every option has a variable, CRUSHLITE_ and its name in "
         "capitals, for example CRUSHLITE_IDLE_TIMEOUT.",
+        epilog=f"examples:\n{EXAMPLES.rstrip()}",
         formatter_class=DefaultsFormatter,
     )
     _add_places(parser.add_argument)
@@ -77,7 +84,7 @@ def _add_places(add: Callable[..., Any]) -> None:
         "--agent",
         metavar="A",
         default=_variable("agent", "auto"),
-        help="auto, coder, offline, or module:attr",
+        help="auto, coder, offline, acp:'COMMAND ARGS', or module:attr",
     )
     add(
         "--data-dir",

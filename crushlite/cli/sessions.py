@@ -20,6 +20,7 @@ from .common import (
     show,
     show_json,
 )
+from .helptext import not_empty
 from .lookup import NEEDS_YOU, SHORT, find_session, waiting_sessions
 from .person import agreed
 from .render import ShownMessages, reading_lines
@@ -117,7 +118,8 @@ def _add_delete(actions: Any) -> None:
 
 
 def _add_session(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("session", metavar="SESSION", help="an id, its beginning, or `last`")
+    which = "an id, its beginning, or `last`"
+    parser.add_argument("session", type=not_empty, metavar="SESSION", help=which)
 
 
 # Actions ----------------------------------------------------------------------------------------

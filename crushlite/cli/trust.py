@@ -26,6 +26,7 @@ from ..hosting.plain import OWN_DATA_DIR
 from ..itself import here
 from ..wings import has_wing
 from .common import add_connection, command, reached, say, show
+from .helptext import not_empty
 from .locations import config_files
 from .person import agreed
 from .tables import table
@@ -66,7 +67,8 @@ _PROGRAMS = ("env",)
 def add_parser(commands: Any) -> None:
     parser = command(commands, "trust", DESCRIPTION, run, EXAMPLES)
     add = parser.add_argument
-    add("directory", nargs="?", metavar="DIR", default="", help="(default: the current one)")
+    current = "(default: the current one)"
+    add("directory", nargs="?", type=not_empty, metavar="DIR", help=current)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="the files that are trusted")
     what.add_argument("--revoke", action="store_true", help="trust a project's files no more")
@@ -76,7 +78,7 @@ def add_parser(commands: Any) -> None:
 
 async def run(options: argparse.Namespace) -> int:
     if options.directory:
-        options.cwd = os.path.join(options.cwd, options.directory)
+        options.cwd = os.path.join(options.cwd or "", options.directory)
     if options.list:
         return _list(config_files(options))
     if options.revoke:
@@ -166,7 +168,7 @@ def _files_even_if_broken(options: argparse.Namespace) -> ConfigFiles:
     try:
         return config_files(options)
     except CrushliteError:
-        workspace, roots = Path(os.path.realpath(os.path.join(here(), options.cwd))), Roots()
+        workspace, roots = Path(os.path.realpath(os.path.join(here(), options.cwd or ""))), Roots()
         env = environment(os.environ, roots)
         return ConfigFiles(workspace, env, roots, workspace / OWN_DATA_DIR)
 

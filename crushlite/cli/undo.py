@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Conflict, CrushliteError, RunNotFound, UsageError
 from ..features import requests
 from .common import add_connection, add_json, command, opened, say, show, show_json
+from .helptext import not_empty
 from .lookup import SHORT, choose
 from .person import agreed
 from .text import Style, count, diff_row, visible
@@ -42,7 +43,8 @@ EXAMPLES = """\
 def add_parser(commands: Any) -> None:
     parser = command(commands, "undo", DESCRIPTION, run, EXAMPLES)
     add = parser.add_argument
-    add("run_id", nargs="?", default="", metavar="RUN", help="a run, or the beginning of its id")
+    a_run = "a run, or the beginning of its id"
+    add("run_id", nargs="?", type=not_empty, metavar="RUN", help=a_run)
     add("--yes", "-y", action="store_true", help="do not ask")
     add("--dry-run", "-n", action="store_true", help="only show what would be done")
     add("--partial", action="store_true", help="leave out what cannot be put back, do the rest")
@@ -84,7 +86,7 @@ async def run(options: argparse.Namespace) -> int:
         return 0
 
 
-async def _find(workspace: RemoteWorkspace, given: str) -> tuple[str, UndoAnswer]:
+async def _find(workspace: RemoteWorkspace, given: str | None) -> tuple[str, UndoAnswer]:
     """The id of the run that begins with `given`, and what undoing it would do now; without that,
     of the last one whose files are not all as they were before it. Raises CrushliteError if there
     is none."""

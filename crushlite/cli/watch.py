@@ -16,6 +16,7 @@ from ..protocol.sessions import File, Session
 from . import CANCELED
 from .common import add_connection, add_json, command, opened, say, show, show_json
 from .follow import signals
+from .helptext import not_empty
 from .lookup import NEEDS_YOU, SHORT, find_session
 from .render import Requests, ShownMessages, brief_line, request_words
 from .text import Style, one_line
@@ -43,7 +44,10 @@ EXAMPLES = """\
 def add_parser(commands: Any) -> None:
     parser = command(commands, "watch", DESCRIPTION, run, EXAMPLES)
     parser.add_argument(
-        "--session", metavar="ID", default="", help="only this one; `last` is the one used last"
+        "--session",
+        type=not_empty,
+        metavar="ID",
+        help="only this one; `last` is the one used last",
     )
     add_json(parser, "one event per line, complete,")
     add_connection(parser)

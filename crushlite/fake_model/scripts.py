@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..records import dataclass
@@ -28,10 +28,11 @@ class Think:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A tool call. An empty id is replaced by one made of the number of the request."""
+    """A tool call. `arguments` are JSON, or the object that it stands for. An empty id is replaced
+    by one made of the number of the request."""
 
     name: str
-    arguments: str = "{}"
+    arguments: str | Mapping[str, Any] = "{}"
     id: str = ""
 
 
@@ -78,6 +79,7 @@ class End:
 
 
 Step = Say | Think | Use | Wait | Fail | Refuse | Drop | Break | End
+# Is given the body of a request, decoded.
 Script = Callable[[dict[str, Any]], Sequence[Step]]
 
 

@@ -420,7 +420,8 @@ class FakeModel:
             case Think(text):
                 await call.think(text)
             case Use(name, arguments, id_):
-                await call.tool_call(id_ or self._new_id(call), name, arguments, pieces=2)
+                text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments))
+                await call.tool_call(id_ or self._new_id(call), name, text, pieces=2)
             case Wait(seconds):
                 await self._clock.sleep(seconds)
             case Fail(status, message, headers):

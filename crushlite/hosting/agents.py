@@ -46,7 +46,7 @@ class AgentSlot:
         self._ready: dict[Agent, asyncio.Task[None]] = {}
 
     def _of_parts(self, session_id: str) -> Agent | None:
-        """The agent that a wing has for a session; None if it is that of the workspace."""
+        """The agent that a wing has for a session; None if none has: the workspace's answers."""
         found = (part.agent_of(session_id) for part in self._parts)
         return next((agent for agent in found if agent is not None), None)
 

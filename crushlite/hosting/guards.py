@@ -77,7 +77,8 @@ class TurnGuards:
         self._guards = [part for part in parts if _guards(part)]
         self._author = author
         self._top = above or self
-        # Whether no agent may see the prompt, now or later; that counts when `checked` is done.
+        # Whether no agent may see the prompt, now or later. Assumed until the parts were asked:
+        # what they said is known when `checked` is done.
         self.withheld = above is None and self.hold_prompts
         self.checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self.withheld:

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from .transcript import LiveMessage
     from .turn import LiveTurn
 
+# The kinds of runs.
 PROMPT = "prompt"
+SUMMARIZE = "summarize"  # not a prompt: no row, no user message, no run_complete
+
 SHOWN_PROMPT = 200  # characters of a prompt in a list of runs
 # What a row and the wire call by the same name.
 _SAME = {field.name for field in fields(RunInfo)} & {field.name for field in fields(RunRow)}
-SUMMARIZE = "summarize"  # not a prompt: no row, no user message, no run_complete
 
 
 class LiveRun:
@@ -44,8 +46,8 @@ class LiveRun:
         self.kind = kind
         self.digest = digest_of(request) if kind == PROMPT else ""
         self.accepted_at = now
-        self._commit: bool | Exception = False  # what became of its row; valid once this is set:
-        self._decided = asyncio.Event()
+        self._commit: bool | Exception = False  # as `committed` returns or raises it,
+        self._decided = asyncio.Event()  # once this is set
         # the turn
         self.user: LiveMessage | None = None  # its user message, once that is in the transcript
         self.turn: LiveTurn | None = None  # of a folded run, that of the run it was folded into

@@ -79,8 +79,9 @@ class Runner:
     # Prompts -------------------------------------------------------------------------------------
 
     def accept(self, prompt: Prompt) -> LiveRun:
-        """Take a prompt into the line. Synchronous: the order of calls is the order of the line.
-        `prompt` waits for the commit; the insert goes on if that request is gone."""
+        """Take a prompt into the line and queue the insert of its row, which no request owns: it
+        goes on if the client leaves. Synchronous: the order of calls is the order of the line.
+        Raises BadRequest, NoAgent, RunIdReused, NotSaved, and what `Runs.accept` raises."""
         request, when_busy = read_prompt(prompt)
         if not request.models:
             self.agents.require(request.session_id)
@@ -324,7 +325,7 @@ class Runner:
             live.failure = explain(live.overdue, live.run.run_id)
             return Outcome.FAILED
         if isinstance(live.cause, LimitReached) and live.turn is not None:
-            live.turn.limits.stop(live.cause.limit, "")  # one of the agent's own, as its budget
+            live.turn.limits.stop(live.cause.limit, "")  # it may be a limit that the agent has set
         return outcome
 
     def _left(self, live: LiveRun) -> Outcome:
@@ -404,7 +405,8 @@ class Runner:
         messages: list[LiveMessage] = []
         if first.kind != SUMMARIZE and outcome is not Outcome.CLEARED:
             try:
-                # Canceled before it could start, it begins now: what a person typed is never lost.
+                # A run that was canceled before its turn began gets one here, without an agent:
+                # what a person typed is never lost.
                 turn = first.turn or self._begin_turn(first)
                 turn.close(outcome, first.failure)
                 first.message_id, first.text = turn.last.message.id, turn.last.message.text

@@ -96,7 +96,8 @@ class LiveTurn(TurnRequests):
         self._selected = agent.info().selected
         self._fold = fold
         self._is_summary, self.parent = is_summary, parent
-        self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
+        # The steps of a summary do not count for the run.
+        self._counting = RunLimits(request) if is_summary else self.limits
         # What ends each sub-agent that has not ended yet.
         self.children: set[Callable[[Outcome], asyncio.Task[None]]] = set()
         self._new_step = True  # the next piece begins a message of its own

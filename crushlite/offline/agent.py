@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ..agent.base import Turn, Verdict
+
+
+MOST_PIECES = 100  # of one answer: also a long prompt is quoted within some seconds
 
 
 class OfflineAgent:
@@ -75,8 +79,10 @@ class OfflineAgent:
                 await turn.say(f"\nNo model: {self._why}. `crushlite doctor` says what to do.\n")
 
     async def _stream(self, turn: Turn, text: str) -> None:
-        for word in re.findall(r"\S*\s+|\S+", text):
-            await turn.say(word)
+        words = re.findall(r"\S*\s+|\S+", text)
+        at_once = math.ceil(len(words) / MOST_PIECES)
+        for first in range(0, len(words), at_once):
+            await turn.say("".join(words[first : first + at_once]))
             await asyncio.sleep(self._pace)
 
     async def _help(self, turn: Turn, rest: str) -> None:

@@ -47,6 +47,9 @@ class Executor(Protocol):
 
 @dataclass(slots=True, eq=False)
 class StoreCall:
+    """One call: what to run, and the future that gets its value or its error. The thread that runs
+    it writes `value`, `error` and `wrote`; `resolve` is for the event loop."""
+
     work: Callable[..., Any]
     durably: bool
     future: asyncio.Future[Any]
@@ -137,7 +140,9 @@ class CallQueue:
     def submit(
         self, work: Callable[[sqlite3.Connection], T], durably: bool, *, shared: bool = False
     ) -> asyncio.Future[T]:
-        """Queue a call. A `shared` one waits for the next that is not, or `sharing_seconds`."""
+        """Queue a call; the errors of a full or closed queue are in its future, too. A `shared`
+        call does not start the queue: it runs with the next call that is not shared, or after
+        `sharing_seconds`, so that both have one commit."""
         call = StoreCall(work, durably, self._loop.create_future())
         if self._closed:
             call.error = StoreFailed("the store is closed")

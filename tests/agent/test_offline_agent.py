@@ -18,9 +18,11 @@ class Pauses:
     def __init__(self) -> None:
         self.begun = asyncio.Semaphore(0)
         self.over = asyncio.Semaphore(0)
+        self.short = 0  # how many were shorter
 
     async def sleep(self, seconds: float) -> None:
         if seconds < 1:
+            self.short += 1
             await asyncio.sleep(0)
             return
         self.begun.release()
@@ -70,6 +72,12 @@ class OfflineTests(OfflineCase):
     async def test_a_quote_keeps_every_character(self) -> None:
         text = "a  b\tc\u2028d\x0ce\n\nnext\r\nline /help"
         self.assertEqual((await self.ask(text))["text"], f"You said: {text}\n")
+
+    async def test_a_long_prompt_is_quoted_with_no_more_pauses_than_a_page(self) -> None:
+        pauses = self.pauses()
+        text = "word " * 20_000 + "end"
+        self.assertEqual((await self.ask(text))["text"], f"You said: {text}\n")
+        self.assertLessEqual(pauses.short, 100)
 
     async def test_the_answer_is_streamed_in_pieces(self) -> None:
         await self.ask("one two three")

@@ -224,11 +224,29 @@ class RunsTests(ScriptedCase):
         anna = await self.daemon.join()
         await anna.prompt(await anna.session(), "first", run_id="one")
         scripted = await self.daemon.entered(1)
-        self.assertEqual(json.loads(await self.runs("--json", "--session", "nope")), [])
         (listed,) = json.loads(await self.runs("--json"))
         self.assertEqual((listed["run_id"], listed["state"]), ("one", "active"))
         self.assertEqual(listed["path"], str(self.project))
         scripted.release()
+
+    async def test_a_session_is_named_by_the_beginning_of_its_id_and_an_unknown_one_refused(
+        self,
+    ) -> None:
+        anna = await self.daemon.join()
+        session, other = await anna.session(), await anna.session()
+        await anna.prompt(session, "first", run_id="one")
+        await anna.prompt(other, "second", run_id="two")
+        for everywhere in ((), ("--all",)):
+            listed = json.loads(await self.runs("--json", "--session", session[:13], *everywhere))
+            self.assertEqual([entry["run_id"] for entry in listed], ["one"])
+            child = await self.start("runs", self.host, "--session", "nope", *everywhere)
+            self.assertEqual(await child.end(), (1, ""))
+            self.assertIn("no session nope in ", child.errors)
+
+    async def test_a_negative_number_of_runs_is_refused(self) -> None:
+        child = await self.start("runs", self.host, "--last", "-1")
+        self.assertEqual(await child.end(), (2, ""))
+        self.assertIn("--last -1: not less than 0", child.errors)
 
     async def test_all_lists_every_open_workspace_and_opens_none(self) -> None:
         anna = await self.daemon.join()

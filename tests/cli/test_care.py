@@ -343,6 +343,13 @@ class ConfigTests(DaemonCase):
         code, _, said = await self.call("config", "set", "options.disable_auto_summarize", "true")
         self.assertEqual((code, said.count("crushlite: ")), (0, 1), said)
 
+    async def test_a_useful_key_is_no_failure_because_of_another_that_is_of_no_use(self) -> None:
+        await self.call("config", "set", "--global", "options.debgu", "true")
+        set_it = ("config", "set", "--global", "providers.p.api_key", "sk-other")
+        code, _, said = await self.call(*set_it)
+        self.assertEqual(code, 0, said)
+        self.assertNotIn("to remove it again", said)
+
     async def test_clients_of_an_open_workspace_learn_of_a_change(self) -> None:
         await self.serve(self.socket)
         watcher = await self.start("watch")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MINE = {
     *("chat", "ps", "watch", "sessions", "cancel", "grant", "config", "doctor", "logs", "stop"),
-    "permissions",
+    *("permissions", "serve"),
 }
 
 
@@ -48,6 +48,33 @@ class Case(ScriptedCase):
         session = await anna.session("the parser")
         await anna.prompt(session, prompt)
         return anna, session, await self.daemon.entered(len(self.daemon.agent.runs) or 1)
+
+
+class EmptyArgumentTests(CommandCase):
+    async def test_a_variable_that_is_not_set_does_not_mean_what_leaving_it_out_means(self) -> None:
+        for line in (
+            ("undo", "", "--yes"),
+            ("cancel", ""),
+            ("grant", ""),
+            ("attach", ""),
+            ("trust", "", "--yes"),
+            ("sessions", "delete", "", "--yes"),
+            ("permissions", "remove", ""),
+            ("runs", "--session", ""),
+            ("watch", "--session", ""),
+            ("chat", "--session", ""),
+            ("run", "--session", "", "hello"),
+            ("run", "--model", "", "hello"),
+            ("run", "--command", "", "hello"),
+            ("ps", "--cwd", ""),
+            ("ps", "--host", ""),
+        ):
+            with self.subTest(line):
+                child = await self.start(*line)
+                code, printed = await child.end()
+                self.assertEqual((code, printed), (2, ""))
+                self.assertIn("it is empty: is a variable not set?", child.errors)
+        self.assertFalse(self.socket.exists())
 
 
 class HelpTests(CommandCase):

@@ -155,6 +155,19 @@ class RunTests(ScriptedCase):
         await self.ended(child, 2, "")
         self.assertIn("crushlite: file: is not a directory\n", child.errors)
 
+    async def test_a_directory_whose_name_is_no_text_is_named_in_the_error(self) -> None:
+        os.mkdir(os.fsencode(self.project) + b"/na\xffme")
+        child = await self.run_it("--cwd", os.fsdecode(b"na\xffme"), "hello")
+        await self.ended(child, 2, "")
+        self.assertIn(f"{self.project}/na\\xffme is not UTF-8", child.errors)
+
+    async def test_a_file_whose_name_is_no_text_is_not_attached_and_no_session_made(self) -> None:
+        (self.project / os.fsdecode(b"fi\xffle")).write_text("x")
+        child = await self.run_it("--attach", os.fsdecode(b"fi\xffle"), "hello")
+        await self.ended(child, 2, "")
+        self.assertIn(f"{self.project}/fi\\xffle is not UTF-8", child.errors)
+        self.assertNotIn("session", child.errors)
+
     async def test_a_run_may_say_how_much_the_model_reasons(self) -> None:
         child, scripted = await self.begun("hello", "--effort", "high")
         self.assertEqual(scripted.turn.reasoning_effort, "high")

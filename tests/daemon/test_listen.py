@@ -445,7 +445,7 @@ class TCPSockets(TemporaryTestCase):
         first = listen(Address(host="127.0.0.1"))
         self.addCleanup(first.release)
         prepared: list[int] = []
-        with self.assertRaisesRegex(UsageError, "in use"):
+        with self.assertRaisesRegex(UsageError, "in use; .* choose another address"):
             listen(first.address, prepared.append)
         self.assertEqual(prepared, [])
         socket.create_connection(("127.0.0.1", first.address.port), SECONDS).close()

@@ -274,6 +274,12 @@ class ScriptedByAScript(ModelCase):
         ids = [call["id"] for call in calls if "id" in call]
         self.assertEqual((len(set(ids)), ids[1]), (2, "x"))
 
+    async def test_arguments_may_be_given_as_an_object(self) -> None:
+        body = await self.played(lambda _: [Use("ls", {"path": "a"}), End()], "hi")
+        calls = [d["tool_calls"][0]["function"] for d in deltas(body) if "tool_calls" in d]
+        given = "".join(call.get("arguments", "") for call in calls)
+        self.assertEqual(json.loads(given), {"path": "a"})
+
     async def test_new_ids_are_unique(self) -> None:
         async with FakeModel(script=lambda _: [Use("ls"), Use("ls"), End()]) as model:
             bodies = [(await self.within(self.ask(model))).body for _ in range(2)]
