@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         Exit,
         JobInfo,
         JobOutput,
-        OfferedTool,
         RunningCommand,
         Turn,
     )
@@ -195,10 +194,11 @@ class WorkspacePart:
         attends (`turn.interactive`), some more else."""
         return ""
 
-    async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
-        """Tools for the agent of the workspace, asked for at each step, in the same order each time
-        (a change costs a provider's cache). May wait for what is slow, for a bounded time, only if
-        nobody attends (`turn.interactive`). Raising costs this part's tools for one step."""
+    async def tools(self, turn: Turn) -> Sequence[Any]:
+        """Tools for agents: each is an OfferedTool (features/tools.py). Asked for at each step; in
+        the same order each time (a change costs a provider's cache). May wait for what is slow, for
+        a bounded time, only if nobody attends (`turn.interactive`). Raising costs this part's tools
+        for one step."""
         return ()
 
     def instructions(self) -> Sequence[tuple[str, str]]:

@@ -382,9 +382,10 @@ class Turn(Protocol):
     async def title(self, text: str) -> None:
         """Give the session this title, unless a user has chosen one."""
 
-    async def offered_tools(self) -> list[OfferedTool]:
-        """The tools that the wings of the daemon offer now, each name once, in the same order as
-        long as they do not change: a provider may have cached the beginning of a request."""
+    async def offered_tools(self) -> list[Any]:
+        """The tools that the wings of the daemon offer now (features/tools.py), each name once, in
+        the same order as long as they do not change: a provider may have cached the beginning of a
+        request."""
 
     async def notes_on_change(self, path: str) -> list[str]:
         """What the wings of the daemon say of a file that a tool has just changed, by its absolute
@@ -393,71 +394,6 @@ class Turn(Protocol):
     def instructions(self) -> list[tuple[str, str]]:
         """What the wings of the daemon tell a model about themselves: pairs of a short name and a
         text, for the system prompt. The same as long as nothing has changed."""
-
-
-# Tools that wings offer --------------------------------------------------------------------------
-#
-# A part of a workspace returns its tools from `WorkspacePart.tools`; an agent gets those of all
-# parts from `Turn.offered_tools`, at each step. It shows the model name, description and
-# parameters. To run a call it asks what `question` says, through `Turn.permission`, and only if
-# that is granted, or if there is no question, awaits `call`. How much of an answer the model gets
-# is up to the agent.
-
-
-@dataclass(frozen=True, slots=True)
-class ToolQuestion:
-    """The permission that a call needs: the arguments of `Turn.permission`. `path` is the
-    workspace's directory if empty."""
-
-    tool_name: str
-    action: str
-    description: str = ""
-    params: Mapping[str, Any] | None = None
-    path: str = ""
-    scope: Scope | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolMedia:
-    """An image or another file in an answer. `data` is base64, as it came: an agent checks it."""
-
-    mime_type: str
-    data: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolAnswer:
-    """What a call gives: `text` of any length for the model, `metadata` for clients (a JSON object,
-    or its text). `stop` ends the turn: the model must not go on."""
-
-    text: str
-    is_error: bool = False
-    media: tuple[ToolMedia, ...] = ()
-    metadata: Mapping[str, Any] | str = ""
-    stop: bool = False
-
-
-class OfferedTool:
-    """One tool. Its name has at most 64 of the characters a-z, A-Z, 0-9, _ and -; two parts that
-    offer the same name: the first one counts."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]  # a JSON schema of an object
-    read_only = False  # it changes nothing: calls of one answer may run at the same time
-    # One of many: if such tools would take too much of a model's context window, they are offered
-    # through one tool that finds them.
-    searchable = False
-
-    def question(self, arguments: Mapping[str, Any]) -> ToolQuestion | None:
-        """What must be permitted before this call; None if nothing. May raise CrushliteError, whose
-        message the model reads."""
-        return ToolQuestion(self.name, "execute", f"Run {self.name}", arguments)
-
-    async def call(self, turn: Turn, arguments: dict[str, Any], call_id: str) -> ToolAnswer:
-        """Run the call `call_id` of the turn, whose permission was granted. Raises CrushliteError,
-        whose message the model reads. Cancelled with the turn; must end in a bounded time."""
-        raise NotImplementedError
 
 
 # Agents ------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from .prompts import clean
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..agent.base import Exit, JobInfo, JobOutput, OfferedTool, RunningCommand, Turn
+    from ..agent.base import Exit, JobInfo, JobOutput, RunningCommand, Turn
     from ..protocol.messages import Prompt
     from ..protocol.permissions import PermissionOption
     from ..protocol.questions import QuestionResponse
@@ -186,9 +186,9 @@ class TurnRequests:
     def keep(self, command: RunningCommand, info: JobInfo = UNKNOWN_JOB) -> str:
         return self._running().keep(command, info)
 
-    async def offered_tools(self) -> list[OfferedTool]:
+    async def offered_tools(self) -> list[Any]:
         self._check()
-        found: dict[str, OfferedTool] = {}  # in the order of the parts, each name once
+        found: dict[str, Any] = {}  # in the order of the parts, each name once
         for part in self.workspace.parts:
             try:
                 for tool in await part.tools(cast("Turn", self)):

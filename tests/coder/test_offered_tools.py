@@ -7,12 +7,12 @@ import base64
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.base import OfferedTool, ToolAnswer, ToolMedia, ToolQuestion
 from crushlite.coder.loop import CoderOptions
 from crushlite.coder.providers.base import CallPiece, ModelStop
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.coder.tools.toolbox import FOUND, MOST, SEARCH
 from crushlite.coder.tools.view import View
+from crushlite.features.tools import OfferedTool, ToolAnswer, ToolMedia, ToolQuestion
 from crushlite.hosting.dialogs import Permissions
 from crushlite.protocol.config import Model
 from crushlite.protocol.permissions import PermissionRequest
