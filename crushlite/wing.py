@@ -251,6 +251,11 @@ class WorkspacePart:
         it to go on. `again`: it has gone on like this before in this turn."""
         return None
 
+    async def more_cost(self, turn: Any, cost: float, limit: float) -> float:
+        """A turn has cost as much as its limit allows, or more, in dollars: returns the limit that
+        holds from now on. The agent waits for it."""
+        return limit
+
     async def commands(self) -> Sequence[Any]:
         """Commands for the users of the workspace: each is an OfferedCommand (features/wire.py).
         Must not wait for what may be slow. Of two with one name the later has its id for a name."""

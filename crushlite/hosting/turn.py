@@ -26,7 +26,6 @@ from ..protocol.messages import (
     ToolOutput,
     ToolResultPart,
 )
-from ..protocol.questions import QuestionBatch
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
@@ -443,21 +442,16 @@ class LiveTurn(TurnRequests):
             await self._charge(0.0, *counts)
 
     async def _check_cost(self) -> None:
-        """Raise LimitReached if the run has cost too much, and no person says that it may go on:
-        no client has said that one is there, nobody answers, or the answer is no."""
-        limits, workspace = self.limits, self.workspace
+        """Raise LimitReached if the run has cost too much, and no part raises its limit."""
+        limits = self.limits
         if not limits.too_expensive:
             return
         async with limits.asking:  # sub-agents may get here at once
+            for part in self.workspace.parts:
+                if limits.too_expensive and not limits.reached:
+                    limits.max_cost = await part.more_cost(self, limits.cost, limits.max_cost or 0)
             if limits.too_expensive:
-                attended = workspace.claims.attended(workspace.id)
-                if limits.reached or not attended:
-                    raise limits.stop_at_cost()
-                question = QuestionBatch(
-                    session_id=self._for_session, questions=[limits.cost_question()]
-                )
-                if not limits.raised_by(await workspace.questions.ask(question, self.run_id)):
-                    raise limits.stop_at_cost()
+                raise limits.stop_at_cost()
         self._check()
 
     async def _charge(self, cost: float, prompt: int = 0, completion: int = 0) -> None:
