@@ -31,8 +31,7 @@ from ..protocol.sessions import Todo
 from ..runs import Outcome
 from ..store import STORE_ERRORS, files as file_rows, sessions as session_rows
 from ..store.files import Change, FileState
-from .limits import RunLimits
-from .prompts import Failure, clean
+from .prompts import Failure, RunLimits, clean
 from .tasks import run_to_the_end
 from .transcript import new_message
 from .turn_requests import TurnRequests, fresh_call_id, json_text, mode_of, typed

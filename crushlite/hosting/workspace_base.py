@@ -6,7 +6,7 @@ A Workspace (workspace.py) is this, with its runs and sessions.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..events import Bounds, Hub
 from ..protocol.messages import FinishPart
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..claims import Claims, Effect
     from ..clock import Clock
     from ..protocol.messages import Part
+    from ..protocol.permissions import PermissionRule
     from ..settings import Settings
     from ..store import Store
     from ..store.files import Change
@@ -71,22 +72,20 @@ class WorkspaceBase:
         self.parts: list[WorkspacePart] = []  # of the wings; none is added once it is open
         self.hub = Hub(clock=clock, bounds=Bounds(keepalive=settings.keepalive))
         show = functools.partial(self.hub.publish, "created")
-        interactive = functools.partial(claims.interactive, workspace_id)
-        unattended = settings.unattended
-        self.permissions = Permissions(
-            show,
-            clock=clock,
-            interactive=interactive,
-            policy=profile.allows,
-            kept=lambda: [rule for part in self.parts for rule in part.kept_rules()],
-            unattended=unattended,
-        )
-        self.questions = Questions(
-            show, clock=clock, interactive=interactive, unattended=unattended
-        )
+        asking: dict[str, Any] = {
+            "clock": clock,
+            "interactive": functools.partial(claims.interactive, workspace_id),
+            "unattended": settings.unattended,
+        }
+        self.permissions = Permissions(show, policy=profile.allows, kept=self._kept, **asking)
+        self.questions = Questions(show, **asking)
         self.transcript = Transcript(
             store=self.store, hub=self.hub, clock=clock, coalesce=settings.coalesce
         )
+
+    def _kept(self) -> list[PermissionRule]:
+        """The rules that are for good."""
+        return [rule for part in self.parts for rule in part.kept_rules()]
 
     async def insert_session(self, session_id: str, title: str, parent: str) -> Session:
         """Store a new session. To be published by the caller, if it still may."""

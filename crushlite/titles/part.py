@@ -64,8 +64,9 @@ class TitlesPart(WorkspacePart):
             given = (await store.read(session_rows.get_session, session_id)).title
             self._words[session_id] = words
             try:
-                withheld = await turn.guards.is_withheld()
-                title = Title(words, plain=True) if withheld else await turn.agent.title(text)
+                await turn.guards.checked
+                hidden = turn.guards.withheld
+                title = Title(words, plain=True) if hidden else await turn.agent.title(text)
                 usage = title.usage
                 counts = (usage.prompt_tokens, usage.completion_tokens, usage.cost)
                 if usage.estimated:
