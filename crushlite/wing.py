@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .clock import Clock
     from .events import Hub
     from .protocol.config import AgentInfo, SelectedModel
-    from .protocol.messages import Part
+    from .protocol.messages import Part, Prompt
     from .protocol.permissions import PermissionRequest, PermissionRule
     from .settings import Settings
     from .store import ScopedStore
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
     # Called with the turn, the id of its tool call, the prompt, the sub-agent and a title.
     Delegate = Callable[[Any, str, str, Agent, str], Coroutine[Any, Any, Delegated]]
+    # Called with the session's prompt, the agent, and the turn that asks for a summary, or None.
+    Summarizer = Callable[[Prompt, Agent, Any], Coroutine[Any, Any, None]]
 
 T = TypeVar("T")
 
@@ -174,6 +176,10 @@ class WorkspacePart:
 
     def delegate(self) -> Delegate | None:
         """What lets sub-agents answer (`Turn.delegate`): that of the first part that has one."""
+        return None
+
+    def summarizer(self) -> Summarizer | None:
+        """What lets agents summarize a session: that of the first part that has one."""
         return None
 
     def file_changed(self, change: Change) -> None:

@@ -358,7 +358,8 @@ class Turn(Protocol):
 
     async def summarize(self) -> None:
         """Summarize the conversation so far, within this turn. The summary replaces it for the
-        model; the messages stay."""
+        model; the messages stay. Raises NotFound in a daemon without the wing that runs summaries
+        (delegation/)."""
 
     async def delegate(
         self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""

@@ -42,7 +42,7 @@ from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
 from .prompts import Failure, digest_of, explain, read_prompt, refuse_child, words
 from .tasks import OwnedTasks
-from .turn import LiveTurn, write_summary
+from .turn import LiveTurn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +164,7 @@ class Runner:
             return
         if not agent.summarizes:
             raise BadRequest("this agent cannot summarize: it has no such method")
+        self._workspace.summarizer()  # raises NotFound if there is none
         self._workspace.endings.require_none()
         request = Prompt(session_id, run_id=new_id())
         run = self._runs.accept(session_id, request.run_id, WhenBusy.REJECT)
@@ -312,7 +313,7 @@ class Runner:
     async def _summarize(self, live: LiveRun) -> None:
         agent = self.agents.serving(live.run.session_id)
         await self.agents.ready(agent)
-        await write_summary(self._workspace, live.request, agent)
+        await self._workspace.summarizer()(live.request, agent, None)
 
     def _outcome(self, live: LiveRun) -> Outcome:
         """How the agent left its turn, if no doom decides otherwise."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..agent.base import UNKNOWN_JOB, Scope, Verdict
 from ..clock import time_limit
-from ..errors import BadRequest, NotFound, TurnOver
+from ..errors import BadRequest, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
@@ -22,6 +22,7 @@ from ..unique import random_hex
 from ..wing import Author
 from .guards import TurnGuards, tolerated
 from .prompts import clean
+from .workspace_base import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,9 +158,7 @@ class TurnRequests:
         self._check()
         if self._commands is None:
             found = (part.turn_commands(self._author) for part in self.workspace.parts)
-            self._commands = next(filter(None, found), None)
-        if self._commands is None:
-            raise NotFound("this daemon runs no commands: the wing that does is not there")
+            self._commands = first_of(found, "runs no commands")
         return self._commands
 
     async def command(self, command: str | Sequence[str], **options: Any) -> RunningCommand:
