@@ -66,8 +66,7 @@ def _reader(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 class _Pending:
-    """A class that is not completed yet. Stands in the place of the class's `__dataclass_fields__`
-    until then."""
+    """What a class has as its `__dataclass_fields__` until it is completed."""
 
     def __init__(self, options: SimpleNamespace) -> None:
         self._options = options

@@ -85,12 +85,10 @@ class OpenWorkspace(Protocol):
 
     async def add_message(self, session_id: str, part: Part) -> None:
         """Add a message of the user, complete with this part, to a session that may be busy;
-        returns when it is stored. Raises SessionNotFound, and other CrushliteErrors of the
-        store."""
+        returns when it is stored. Raises CrushliteErrors of the store, as SessionNotFound."""
 
     async def watch_command(self, author: Author) -> CommandWatch:
-        """Ask all parts for their watches of a command that is about to start; returns one that
-        stands for all."""
+        """One watch for those of all parts of a command that is about to start."""
 
     async def carry_out(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something that goes on when its request is gone; a teardown waits for it."""
@@ -116,8 +114,7 @@ class ToolUsed:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a part says about what an agent is about to do, or has done. Which fields count depends
-    on the method that returns it."""
+    """What a part says about what an agent does. Which fields count depends on what was asked."""
 
     denied: str = ""  # why it must not be done, for the model and the user; empty: it may
     allowed: bool = False  # nobody need be asked for permission
@@ -201,10 +198,9 @@ class WorkspacePart:
         return ""
 
     async def tools(self, turn: Turn) -> Sequence[Any]:
-        """Tools for agents: each is an OfferedTool (features/tools.py). Asked for at each step; in
-        the same order each time (a change costs a provider's cache). May wait for what is slow, for
-        a bounded time, only if nobody attends (`turn.interactive`). Raising costs this part's tools
-        for one step."""
+        """Tools for agents: each is an OfferedTool (features/tools.py). Asked for at each step, in
+        one order (a change costs a provider's cache). May wait for what is slow, for a bounded
+        time, only if nobody attends (`turn.interactive`). Raising costs the tools of one step."""
         return ()
 
     def instructions(self) -> Sequence[tuple[str, str]]:
@@ -349,8 +345,7 @@ class Wing:
     """One object per daemon. Every method has a default that does nothing."""
 
     def setup(self, agents: AgentFactory, settings: Settings) -> Setup | None:
-        """Called first: how workspaces are set up, with agents made by this factory. The first wing
-        that has an answer decides."""
+        """Called first: how workspaces are set up, with these agents. The first answer counts."""
         return None
 
     def agent(self, name: str, clock: Clock) -> AgentFactory | None:

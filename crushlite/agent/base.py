@@ -236,9 +236,8 @@ class Turn(Protocol):
         id: str | None = None,
         finished: bool = True,
     ) -> str:
-        """Add a tool call, or replace the input of the open one with this id; returns its id. If a
-        call of an earlier step has the id, the call gets a new one, which is returned; from then on
-        both mean this call."""
+        """Add a tool call, or replace the input of the open one with this id; returns its id: a new
+        one if a call of an earlier step has the given one. Both mean this call from then on."""
 
     async def tool_result(
         self,
@@ -271,8 +270,7 @@ class Turn(Protocol):
         """Show clients the output of a running tool so far; it is not stored."""
 
     def retrying(self, words: str) -> None:
-        """Show clients that a model call has failed and will be made again, when and why; it is not
-        stored."""
+        """Show clients, without storing it, when and why a model call will be made again."""
 
     async def step(self) -> None:
         """Begin a new step. Raises LimitReached at max_steps."""
@@ -358,8 +356,7 @@ class Turn(Protocol):
 
     async def summarize(self) -> None:
         """Summarize the conversation so far, within this turn. The summary replaces it for the
-        model; the messages stay. Raises NotFound in a daemon without the wing that runs summaries
-        (delegation/)."""
+        model; the messages stay. Raises NotFound without the wing for it (delegation/)."""
 
     async def delegate(
         self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
@@ -384,9 +381,8 @@ class Turn(Protocol):
         """Give the session this title, unless a user has chosen one."""
 
     async def offered_tools(self) -> list[Any]:
-        """The tools that the wings of the daemon offer now (features/tools.py), each name once, in
-        the same order as long as they do not change: a provider may have cached the beginning of a
-        request."""
+        """The tools that wings offer now (features/tools.py), each name once, in the same order as
+        long as they do not change: a provider may have cached the beginning of a request."""
 
     async def notes_on_change(self, path: str) -> list[str]:
         """What the wings of the daemon say of a file that a tool has just changed, by its absolute
@@ -412,8 +408,7 @@ AnyAgent = Callable[[Any], Any] | RunsTurns
 
 
 class Agent:
-    """An agent of any accepted form; UsageError for what is none. Methods that it does not have do
-    nothing."""
+    """An agent of any accepted form; UsageError for what is none. Methods it lacks do nothing."""
 
     def __init__(self, target: AnyAgent) -> None:
         self._is_object = isinstance(target, RunsTurns)
@@ -465,8 +460,7 @@ class Agent:
         return info if isinstance(info, Info) else Info()
 
     async def ready(self) -> None:
-        """Let the agent prepare itself; awaited in its first run, once per workspace and agent, and
-        again if it failed."""
+        """Let the agent prepare itself, in its first run in a workspace, and again if it failed."""
         await self._call("ready")
 
     @property
@@ -484,8 +478,7 @@ class Agent:
         await self._call("summarize", turn)
 
     async def aclose(self) -> None:
-        """Let the agent release what it holds; awaited when the workspace closes, or when it was
-        replaced and nothing runs."""
+        """Let the agent release what it holds: its workspace closes, or it was replaced."""
         await self._call("aclose")
 
 

@@ -76,8 +76,7 @@ def _unchanged(old: list[str], new: list[str]) -> list[Pair]:
 
 
 def _anchors(old: list[str], new: list[str]) -> list[Pair]:
-    """The places of lines that occur equally often in both lists: the longest series of them that
-    has the same order in both."""
+    """The longest series of lines that occur equally often, and in this order, in both lists."""
     in_old, in_new = Counter(old), Counter(new)
     places = {key: at for at, key in enumerate(_numbered(new))}
     ends: list[int] = []  # by length of a series: the first place in `new` that one can end with

@@ -159,8 +159,7 @@ class RunLimits:
         return stopped or (self._max_steps is not None and self.steps >= self._max_steps)
 
     def check_steps(self) -> None:
-        """Raise LimitReached if no further step may begin, also after a limit that the agent
-        has ignored."""
+        """Raise LimitReached if no further step may begin: the agent may have ignored a limit."""
         if self.reached == "cost":
             raise self.stop_at_cost()
         if self.out_of_steps:

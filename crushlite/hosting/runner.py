@@ -149,8 +149,7 @@ class Runner:
 
     def _is_ownerless(self, row: RunRow) -> bool:
         """Whether a row that was there already belongs to no run: the store failed right after the
-        commit, and the client, which got an error, repeats the prompt. Rows of earlier boots were
-        ended by recovery."""
+        commit, and the client repeats the prompt. Recovery has ended rows of earlier boots."""
         begun = row.outcome is not None or row.user_message_id
         return not begun and row.boot_id == self._workspace.store.store.boot_id
 

@@ -169,8 +169,7 @@ class LiveTurn(TurnRequests):
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def saving_usage(self) -> Callable[[Connection], object] | None:
-        """What the transaction of the ending must do for usage that is not saved yet; None if all
-        is."""
+        """What the ending's transaction must do to save the rest of the usage; None if nothing."""
         if self._unsaved is None:
             return None
         scope, values = self.workspace.store.scope, (*self._unsaved, self._owed)

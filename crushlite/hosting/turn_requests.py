@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import stat
 from dataclasses import replace
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 NOTE_SECONDS = 20.0  # that a part may take to say something of a changed file
 WATCH_SECONDS = 3.0  # how long a watch may take to end before the run ends anyway
@@ -189,11 +186,9 @@ class TurnRequests:
         self._check()
         found: dict[str, Any] = {}  # in the order of the parts, each name once
         for part in self.workspace.parts:
-            try:
+            with tolerated(part, "to offer its tools"):
                 for tool in await part.tools(cast("Turn", self)):
                     found.setdefault(tool.name, tool)
-            except Exception:
-                log.exception("%s could not offer its tools", type(part).__name__)
         self._check()
         return list(found.values())
 
@@ -212,10 +207,8 @@ class TurnRequests:
         self._check()
         found: list[tuple[str, str]] = []
         for part in self.workspace.parts:
-            try:
+            with tolerated(part, "to give its instructions"):
                 found += part.instructions()
-            except Exception:
-                log.exception("%s could not give its instructions", type(part).__name__)
         return found
 
     async def end_commands(self) -> None:
