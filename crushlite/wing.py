@@ -30,16 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from .agent.base import (
-        Agent,
-        AgentFactory,
-        Delegated,
-        Exit,
-        JobInfo,
-        JobOutput,
-        RunningCommand,
-        Turn,
-    )
+    from .agent.base import Agent, AgentFactory, Delegated, Turn, TurnCommands
     from .api.entry import Entry
     from .clock import Clock
     from .events import Hub
@@ -133,31 +124,6 @@ class CommandWatch(Protocol):
 
     def dropped(self) -> None:
         """The command could not be started."""
-
-
-class TurnCommands(Protocol):
-    """Runs the commands of one turn. The methods that agent.base.Turn has as well, and `start` as
-    its `command`, do what is said there."""
-
-    async def start(self, command: str | Sequence[str], **options: Any) -> RunningCommand: ...
-
-    def keep(self, command: RunningCommand, info: JobInfo) -> str: ...
-
-    def job_output(self, job_id: str) -> JobOutput: ...
-
-    def job_info(self, job_id: str) -> JobInfo: ...
-
-    async def wait_for_job(self, job_id: str, seconds: float) -> None: ...
-
-    async def kill_job(self, job_id: str) -> Exit | None: ...
-
-    async def settle(self) -> None:
-        """Wait until the watches of commands that have ended are done: what the agent does next
-        must not be taken for the doing of those commands."""
-
-    async def end(self) -> None:
-        """The agent is gone: kill what it left running, unless it was kept. Returns when all that
-        is dead and its watches are done, at the latest after some seconds."""
 
 
 class WorkspacePart:

@@ -182,7 +182,41 @@ class JobOutput(NamedTuple):
     exit: Exit | None
 
 
-class Turn(Protocol):
+class Jobs(Protocol):
+    """The commands of a session that go on after the run that started them."""
+
+    def keep(self, command: RunningCommand, info: JobInfo = ...) -> str:
+        """Let a command go on after the run, as a job of the session; returns the job's id. `info`
+        says what it is, for clients. Raises Conflict if there are too many jobs."""
+
+    def job_output(self, job_id: str) -> JobOutput:
+        """The output of a job of this session so far. Raises NotFound."""
+
+    def job_info(self, job_id: str) -> JobInfo:
+        """What a job of this session is. Raises NotFound."""
+
+    async def wait_for_job(self, job_id: str, seconds: float) -> None:
+        """Wait until a job of this session has ended, at most for some seconds. Raises NotFound."""
+
+    async def kill_job(self, job_id: str) -> Exit | None:
+        """Kill a job of this session and wait until it is dead. Raises NotFound."""
+
+
+class TurnCommands(Jobs, Protocol):
+    """Runs the commands of one turn; `start` does what `Turn.command` promises."""
+
+    async def start(self, command: str | Sequence[str], **options: Any) -> RunningCommand: ...
+
+    async def settle(self) -> None:
+        """Wait until the watches of commands that have ended are done: what the agent does next
+        must not be taken for the doing of those commands."""
+
+    async def end(self) -> None:
+        """The agent is gone: kill what it left running, unless it was kept. Returns when all that
+        is dead and its watches are done, at the latest after some seconds."""
+
+
+class Turn(Jobs, Protocol):
     """One turn, as its agent sees it. After the turn has ended, every call raises TurnOver."""
 
     run_id: str
@@ -338,22 +372,6 @@ class Turn(Protocol):
         """Record what changes in the workspace from now until the turn ends in the file history, as
         if this turn were one command. For an agent that is a program of its own."""
 
-    def keep(self, command: RunningCommand, info: JobInfo = ...) -> str:
-        """Let a command go on after the run, as a job of the session; returns the job's id. `info`
-        says what it is, for clients. Raises Conflict if there are too many jobs."""
-
-    def job_output(self, job_id: str) -> JobOutput:
-        """The output of a job of this session so far. Raises NotFound."""
-
-    def job_info(self, job_id: str) -> JobInfo:
-        """What a job of this session is. Raises NotFound."""
-
-    async def wait_for_job(self, job_id: str, seconds: float) -> None:
-        """Wait until a job of this session has ended, at most for some seconds. Raises NotFound."""
-
-    async def kill_job(self, job_id: str) -> Exit | None:
-        """Kill a job of this session and wait until it is dead. Raises NotFound."""
-
     async def summarize(self) -> None:
         """Summarize the conversation so far, within this turn. The summary replaces it for the
         model; the messages stay. Raises NotFound without the wing for it (delegation/)."""
@@ -425,13 +443,13 @@ class Agent:
             getattr(run, "__call__", None)  # noqa: B004 - asked for the method, not for callability
         )
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         return self._is_object and callable(getattr(self._target, name, None))
 
-    async def _call(self, name: str, *args: object) -> Any:
+    async def call(self, name: str, *args: object) -> Any:
         """Await a method of the agent; None if it has none. SystemExit and KeyboardInterrupt, which
         would end the event loop and with it the daemon, become a RuntimeError."""
-        if not self._has(name):
+        if not self.has(name):
             return None
         try:
             return await getattr(self._target, name)(*args)
@@ -441,7 +459,7 @@ class Agent:
     @property
     def summarizes(self) -> bool:
         """Whether the agent can summarize a conversation."""
-        return self._has("summarize")
+        return self.has("summarize")
 
     @property
     def notes_owner(self) -> str:
@@ -461,25 +479,15 @@ class Agent:
 
     async def ready(self) -> None:
         """Let the agent prepare itself, in its first run in a workspace, and again if it failed."""
-        await self._call("ready")
-
-    @property
-    def titles(self) -> bool:
-        """Whether the agent can write titles."""
-        return self._has("title")
-
-    async def title(self, text: str) -> Title:
-        """A short title for a session that begins with `text`; empty if the agent gives none."""
-        title = await self._call("title", text) if self.titles else ""
-        return title if isinstance(title, Title) else Title(str(title))
+        await self.call("ready")
 
     async def summarize(self, turn: Turn) -> None:
         """Let the agent stream a summary of the conversation into a turn that was made for it."""
-        await self._call("summarize", turn)
+        await self.call("summarize", turn)
 
     async def aclose(self) -> None:
         """Let the agent release what it holds: its workspace closes, or it was replaced."""
-        await self._call("aclose")
+        await self.call("aclose")
 
 
 AgentFactory = Callable[["Path", Mapping[str, str], Any], Agent | None]

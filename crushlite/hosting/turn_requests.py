@@ -26,11 +26,11 @@ from .workspace_base import first_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..agent.base import Exit, JobInfo, JobOutput, RunningCommand, Turn
+    from ..agent.base import Exit, JobInfo, JobOutput, RunningCommand, Turn, TurnCommands
     from ..protocol.messages import Prompt
     from ..protocol.permissions import PermissionOption
     from ..protocol.questions import QuestionResponse
-    from ..wing import CommandWatch, TurnCommands, WorkspacePart
+    from ..wing import CommandWatch, WorkspacePart
     from .transcript import LiveMessage
     from .workspace_base import WorkspaceBase
 
