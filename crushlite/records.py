@@ -118,7 +118,7 @@ class _Pending:
             fields |= {name: self._field(name) for name in self._names()}
             if "__match_args__" not in self._written:
                 positional = [name for name in fields if not fields[name].kw_only]
-                self._cls.__match_args__ = tuple(positional)
+                self._cls.__match_args__ = tuple(positional)  # type: ignore[misc]
             self._cls.__init__ = _init_method(self._cls, fields, self._options)
             setattr(self._cls, _MARK, fields)
             return fields
