@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from contextlib import AbstractAsyncContextManager
-    from types import TracebackType
 
 
 class Timer(Protocol):
@@ -80,18 +78,15 @@ async def all_done(clock: Clock, futures: Iterable[asyncio.Future[Any]], seconds
     return True
 
 
-def time_limit(
-    clock: Clock, seconds: float | None, failure: Exception | None = None
-) -> AbstractAsyncContextManager[None]:
+class time_limit:
     """`asyncio.timeout` on a Clock: raises `failure`, or TimeoutError if none is given, after
     `seconds`; None means no limit."""
-    return _TimeLimit(clock, seconds, failure)
 
+    # Not made from a generator: event loops keep track of those, and a turn has several limits.
 
-class _TimeLimit:
-    """Not made from a generator: event loops keep track of those, and a turn has several limits."""
-
-    def __init__(self, clock: Clock, seconds: float | None, failure: Exception | None) -> None:
+    def __init__(
+        self, clock: Clock, seconds: float | None, failure: Exception | None = None
+    ) -> None:
         self._clock, self._seconds, self._failure = clock, seconds, failure
         self._timer: Timer | None = None
 
@@ -104,17 +99,12 @@ class _TimeLimit:
     def _expire(self) -> None:
         self._scope.reschedule(-math.inf)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: Any) -> None:
         if self._timer is None:
             return
         self._timer.cancel()
         try:
-            await self._scope.__aexit__(kind, error, trace)  # never swallows an error
+            await self._scope.__aexit__(*raised)  # never swallows an error
         except TimeoutError:
             if self._failure is None:
                 raise

@@ -31,6 +31,7 @@ from .bounded_exit import BoundedExit
 from .clock import SystemClock, wait_at_most
 from .errors import IllegalCall, ShuttingDown, UsageError
 from .hosting.backend import Backend
+from .hosting.tasks import OwnedTasks
 from .http.limits import Limits
 from .http.server import HTTPServer
 from .listen import (
@@ -370,13 +371,7 @@ def _write_addresses(daemon: Daemon) -> None:
 
 
 async def _cancel_the_rest() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        _, left = await asyncio.wait(tasks, timeout=LAST_SECONDS)
-        for task in left:
-            log.warning("left behind: %r", task)
+    await OwnedTasks(asyncio.all_tasks() - {asyncio.current_task()}).end(LAST_SECONDS)
 
 
 def _allowed_files() -> int:

@@ -53,21 +53,16 @@ def is_record(cls: Any) -> bool:
 
 
 @functools.cache
-def _values(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function that reads all fields of an instance."""
-    return _reader([field.name for field in dataclasses.fields(cls)])
-
-
-def _reader(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function that reads these attributes of an object."""
+def _values(cls: type[Any], compared: bool = False) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that reads all fields of an instance, or those that are compared."""
+    names = [field.name for field in dataclasses.fields(cls) if field.compare or not compared]
     if len(names) < 2:  # of one name, attrgetter gives no tuple
         return lambda record: tuple(getattr(record, name) for name in names)
     return operator.attrgetter(*names)
 
 
 class _Pending:
-    """A class that is not completed yet. Stands in the place of the class's `__dataclass_fields__`
-    until then."""
+    """What a class has as its `__dataclass_fields__` until it is completed."""
 
     def __init__(self, options: SimpleNamespace) -> None:
         self._options = options
@@ -81,17 +76,21 @@ class _Pending:
         inherited = {name for base in cls.__mro__[1:] for name in getattr(base, "__slots__", ())}
         names = self._names()
         left_out = {*names, "__dict__", "__weakref__"}
-        namespace = {name: value for name, value in cls.__dict__.items() if name not in left_out}
+        frozen = self._options.frozen
 
         def construct(instance: Any, *args: object, **kwargs: object) -> None:
             self._complete()
             self._cls.__init__(instance, *args, **kwargs)
 
+        namespace: dict[str, Any] = {"__replace__": dataclasses.replace}
+        if self._options.repr:
+            namespace["__repr__"] = _show
+        if self._options.eq:
+            namespace |= {"__eq__": _equal, "__hash__": _hash if frozen else None}
+        namespace |= {name: value for name, value in cls.__dict__.items() if name not in left_out}
         namespace["__slots__"] = tuple(name for name in names if name not in inherited)
-        namespace[_MARK] = self
-        namespace["__dataclass_params__"] = self._options
-        namespace["__init__"] = construct
-        if self._options.frozen:
+        namespace |= {_MARK: self, "__dataclass_params__": self._options, "__init__": construct}
+        if frozen:
             namespace |= _FROZEN
         self._cls = type(cls)(cls.__name__, cls.__bases__, namespace)
         self._cls.__qualname__ = cls.__qualname__
@@ -107,7 +106,7 @@ class _Pending:
         return self._complete()
 
     def _complete(self) -> Fields:
-        """Make the methods. Another thread can construct instances only after that."""
+        """Make fields and `__init__`. Another thread can construct instances only after that."""
         with self._lock:
             found: Fields | _Pending = vars(self._cls)[_MARK]
             if found is not self:
@@ -117,9 +116,9 @@ class _Pending:
                 known: Fields = getattr(base, _MARK, {})
                 fields |= {name: each for name, each in known.items() if each._field_type is _FIELD}  # type: ignore[attr-defined]
             fields |= {name: self._field(name) for name in self._names()}
-            for name, value in self._methods(fields).items():
-                if name not in self._written:
-                    setattr(self._cls, name, value)
+            if "__match_args__" not in self._written:
+                positional = [name for name in fields if not fields[name].kw_only]
+                self._cls.__match_args__ = tuple(positional)  # type: ignore[misc]
             self._cls.__init__ = _init_method(self._cls, fields, self._options)
             setattr(self._cls, _MARK, fields)
             return fields
@@ -138,21 +137,6 @@ class _Pending:
             field.kw_only = self._options.kw_only
         field._field_type = _FIELD
         return field  # type: ignore[no-any-return]
-
-    def _methods(self, fields: Fields) -> dict[str, Any]:
-        """What the standard decorator would add besides `__init__`."""
-        positional = [name for name in fields if not fields[name].kw_only]
-        made: dict[str, Any] = {"__match_args__": tuple(positional)}
-        made["__replace__"] = lambda record, /, **changes: dataclasses.replace(record, **changes)
-        if self._options.repr:
-            made["__repr__"] = _repr_method([name for name in fields if fields[name].repr])
-        if self._options.eq:
-            values = _reader([name for name in fields if fields[name].compare])
-            made["__eq__"] = _eq_method(values)
-            made["__hash__"] = (
-                (lambda record: hash(values(record))) if self._options.frozen else None
-            )
-        return made
 
 
 def _init_method(cls: type, fields: Fields, options: SimpleNamespace) -> Callable[..., None]:
@@ -183,22 +167,24 @@ def _init_method(cls: type, fields: Fields, options: SimpleNamespace) -> Callabl
     return made
 
 
-def _eq_method(values: Callable[[Any], tuple[Any, ...]]) -> Callable[[object, object], Any]:
-    def equal(record: object, other: object) -> Any:
-        if other.__class__ is not record.__class__:
-            return NotImplemented
-        return values(record) == values(other)
+def _equal(record: Any, other: object) -> Any:
+    if other.__class__ is not record.__class__:
+        return NotImplemented
+    kind: Any = type(record)
+    values = _values(kind, True)
+    return bool(values(record) == values(other))
 
-    return equal
+
+def _hash(record: Any) -> int:
+    kind: Any = type(record)
+    return hash(_values(kind, True)(record))
 
 
-def _repr_method(names: list[str]) -> Callable[[object], str]:
-    @reprlib.recursive_repr()
-    def show(record: object) -> str:
-        shown = ", ".join([f"{name}={getattr(record, name)!r}" for name in names])
-        return f"{type(record).__qualname__}({shown})"
-
-    return show
+@reprlib.recursive_repr()
+def _show(record: Any) -> str:
+    names = [field.name for field in dataclasses.fields(record) if field.repr]
+    shown = ", ".join([f"{name}={getattr(record, name)!r}" for name in names])
+    return f"{type(record).__qualname__}({shown})"
 
 
 def _refuse(instance: object, name: str, value: object = None) -> None:

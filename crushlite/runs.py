@@ -201,8 +201,7 @@ class Runs:
 
     def describe(self, run: Run) -> str:
         """The state's name for clients: accepted, queued, active, folded or ended. Until its ending
-        is published, a run is described as it was before: active or folded, or accepted if it never
-        had a turn."""
+        is published, a run is described as it was before that."""
         if run.state is RunState.ENDING:
             if run.carrier is not None:
                 return "folded"
@@ -336,8 +335,7 @@ class Runs:
         return self.cancel(session_id).effects
 
     def readmit(self, session_id: str) -> None:
-        """The deletion is over: if it failed the session takes prompts again, else the store
-        refuses them."""
+        """The deletion is over. If it failed, the session takes prompts again."""
         self._dropped.discard(session_id)
 
     def close(self) -> list[Effect]:

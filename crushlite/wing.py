@@ -30,22 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from .agent.base import (
-        Agent,
-        AgentFactory,
-        Delegated,
-        Exit,
-        JobInfo,
-        JobOutput,
-        OfferedTool,
-        RunningCommand,
-        Turn,
-    )
+    from .agent.base import Agent, AgentFactory, Delegated, Turn, TurnCommands
     from .api.entry import Entry
     from .clock import Clock
     from .events import Hub
     from .protocol.config import AgentInfo, SelectedModel
-    from .protocol.messages import Part
+    from .protocol.messages import Part, Prompt
     from .protocol.permissions import PermissionRequest, PermissionRule
     from .settings import Settings
     from .store import ScopedStore
@@ -53,6 +43,8 @@ if TYPE_CHECKING:
 
     # Called with the turn, the id of its tool call, the prompt, the sub-agent and a title.
     Delegate = Callable[[Any, str, str, Agent, str], Coroutine[Any, Any, Delegated]]
+    # Called with the session's prompt, the agent, and the turn that asks for a summary, or None.
+    Summarizer = Callable[[Prompt, Agent, Any], Coroutine[Any, Any, None]]
 
 T = TypeVar("T")
 
@@ -84,12 +76,10 @@ class OpenWorkspace(Protocol):
 
     async def add_message(self, session_id: str, part: Part) -> None:
         """Add a message of the user, complete with this part, to a session that may be busy;
-        returns when it is stored. Raises SessionNotFound, and other CrushliteErrors of the
-        store."""
+        returns when it is stored. Raises CrushliteErrors of the store, as SessionNotFound."""
 
     async def watch_command(self, author: Author) -> CommandWatch:
-        """Ask all parts for their watches of a command that is about to start; returns one that
-        stands for all."""
+        """One watch for those of all parts of a command that is about to start."""
 
     async def carry_out(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something that goes on when its request is gone; a teardown waits for it."""
@@ -115,8 +105,7 @@ class ToolUsed:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a part says about what an agent is about to do, or has done. Which fields count depends
-    on the method that returns it."""
+    """What a part says about what an agent does. Which fields count depends on what was asked."""
 
     denied: str = ""  # why it must not be done, for the model and the user; empty: it may
     allowed: bool = False  # nobody need be asked for permission
@@ -137,31 +126,6 @@ class CommandWatch(Protocol):
         """The command could not be started."""
 
 
-class TurnCommands(Protocol):
-    """Runs the commands of one turn. The methods that agent.base.Turn has as well, and `start` as
-    its `command`, do what is said there."""
-
-    async def start(self, command: str | Sequence[str], **options: Any) -> RunningCommand: ...
-
-    def keep(self, command: RunningCommand, info: JobInfo) -> str: ...
-
-    def job_output(self, job_id: str) -> JobOutput: ...
-
-    def job_info(self, job_id: str) -> JobInfo: ...
-
-    async def wait_for_job(self, job_id: str, seconds: float) -> None: ...
-
-    async def kill_job(self, job_id: str) -> Exit | None: ...
-
-    async def settle(self) -> None:
-        """Wait until the watches of commands that have ended are done: what the agent does next
-        must not be taken for the doing of those commands."""
-
-    async def end(self) -> None:
-        """The agent is gone: kill what it left running, unless it was kept. Returns when all that
-        is dead and its watches are done, at the latest after some seconds."""
-
-
 class WorkspacePart:
     """What a wing keeps for one workspace. Every method has a default that does nothing."""
 
@@ -175,6 +139,10 @@ class WorkspacePart:
 
     def delegate(self) -> Delegate | None:
         """What lets sub-agents answer (`Turn.delegate`): that of the first part that has one."""
+        return None
+
+    def summarizer(self) -> Summarizer | None:
+        """What lets agents summarize a session: that of the first part that has one."""
         return None
 
     def file_changed(self, change: Change) -> None:
@@ -195,10 +163,10 @@ class WorkspacePart:
         attends (`turn.interactive`), some more else."""
         return ""
 
-    async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
-        """Tools for the agent of the workspace, asked for at each step, in the same order each time
-        (a change costs a provider's cache). May wait for what is slow, for a bounded time, only if
-        nobody attends (`turn.interactive`). Raising costs this part's tools for one step."""
+    async def tools(self, turn: Turn) -> Sequence[Any]:
+        """Tools for agents: each is an OfferedTool (features/tools.py). Asked for at each step, in
+        one order (a change costs a provider's cache). May wait for what is slow, for a bounded
+        time, only if nobody attends (`turn.interactive`). Raising costs the tools of one step."""
         return ()
 
     def instructions(self) -> Sequence[tuple[str, str]]:
@@ -250,6 +218,11 @@ class WorkspacePart:
         """The agent is done, and `text` is what it said last: the reason of a refusal is given to
         it to go on. `again`: it has gone on like this before in this turn."""
         return None
+
+    async def more_cost(self, turn: Any, cost: float, limit: float) -> float:
+        """A turn has cost as much as its limit allows, or more, in dollars: returns the limit that
+        holds from now on. The agent waits for it."""
+        return limit
 
     async def commands(self) -> Sequence[Any]:
         """Commands for the users of the workspace: each is an OfferedCommand (features/wire.py).
@@ -338,8 +311,7 @@ class Wing:
     """One object per daemon. Every method has a default that does nothing."""
 
     def setup(self, agents: AgentFactory, settings: Settings) -> Setup | None:
-        """Called first: how workspaces are set up, with agents made by this factory. The first wing
-        that has an answer decides."""
+        """Called first: how workspaces are set up, with these agents. The first answer counts."""
         return None
 
     def agent(self, name: str, clock: Clock) -> AgentFactory | None:

@@ -22,6 +22,7 @@ WINGS = (
     (".hooks.wing", "HooksWing"),
     (".delegation.wing", "DelegationWing"),
     (".titles.wing", "TitlesWing"),
+    (".costs.wing", "CostsWing"),
     (".undo.wing", "UndoWing"),
     (".mcp.wing", "McpWing"),
     (".lsp.wing", "LspWing"),

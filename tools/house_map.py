@@ -46,6 +46,7 @@ WINGS = (
     "acp",
     "delegation",
     "titles",
+    "costs",
     "undo",
     "mcp",
     "lsp",

@@ -182,7 +182,41 @@ class JobOutput(NamedTuple):
     exit: Exit | None
 
 
-class Turn(Protocol):
+class Jobs(Protocol):
+    """The commands of a session that go on after the run that started them."""
+
+    def keep(self, command: RunningCommand, info: JobInfo = ...) -> str:
+        """Let a command go on after the run, as a job of the session; returns the job's id. `info`
+        says what it is, for clients. Raises Conflict if there are too many jobs."""
+
+    def job_output(self, job_id: str) -> JobOutput:
+        """The output of a job of this session so far. Raises NotFound."""
+
+    def job_info(self, job_id: str) -> JobInfo:
+        """What a job of this session is. Raises NotFound."""
+
+    async def wait_for_job(self, job_id: str, seconds: float) -> None:
+        """Wait until a job of this session has ended, at most for some seconds. Raises NotFound."""
+
+    async def kill_job(self, job_id: str) -> Exit | None:
+        """Kill a job of this session and wait until it is dead. Raises NotFound."""
+
+
+class TurnCommands(Jobs, Protocol):
+    """Runs the commands of one turn; `start` does what `Turn.command` promises."""
+
+    async def start(self, command: str | Sequence[str], **options: Any) -> RunningCommand: ...
+
+    async def settle(self) -> None:
+        """Wait until the watches of commands that have ended are done: what the agent does next
+        must not be taken for the doing of those commands."""
+
+    async def end(self) -> None:
+        """The agent is gone: kill what it left running, unless it was kept. Returns when all that
+        is dead and its watches are done, at the latest after some seconds."""
+
+
+class Turn(Jobs, Protocol):
     """One turn, as its agent sees it. After the turn has ended, every call raises TurnOver."""
 
     run_id: str
@@ -236,9 +270,8 @@ class Turn(Protocol):
         id: str | None = None,
         finished: bool = True,
     ) -> str:
-        """Add a tool call, or replace the input of the open one with this id; returns its id. If a
-        call of an earlier step has the id, the call gets a new one, which is returned; from then on
-        both mean this call."""
+        """Add a tool call, or replace the input of the open one with this id; returns its id: a new
+        one if a call of an earlier step has the given one. Both mean this call from then on."""
 
     async def tool_result(
         self,
@@ -271,8 +304,7 @@ class Turn(Protocol):
         """Show clients the output of a running tool so far; it is not stored."""
 
     def retrying(self, words: str) -> None:
-        """Show clients that a model call has failed and will be made again, when and why; it is not
-        stored."""
+        """Show clients, without storing it, when and why a model call will be made again."""
 
     async def step(self) -> None:
         """Begin a new step. Raises LimitReached at max_steps."""
@@ -340,25 +372,9 @@ class Turn(Protocol):
         """Record what changes in the workspace from now until the turn ends in the file history, as
         if this turn were one command. For an agent that is a program of its own."""
 
-    def keep(self, command: RunningCommand, info: JobInfo = ...) -> str:
-        """Let a command go on after the run, as a job of the session; returns the job's id. `info`
-        says what it is, for clients. Raises Conflict if there are too many jobs."""
-
-    def job_output(self, job_id: str) -> JobOutput:
-        """The output of a job of this session so far. Raises NotFound."""
-
-    def job_info(self, job_id: str) -> JobInfo:
-        """What a job of this session is. Raises NotFound."""
-
-    async def wait_for_job(self, job_id: str, seconds: float) -> None:
-        """Wait until a job of this session has ended, at most for some seconds. Raises NotFound."""
-
-    async def kill_job(self, job_id: str) -> Exit | None:
-        """Kill a job of this session and wait until it is dead. Raises NotFound."""
-
     async def summarize(self) -> None:
         """Summarize the conversation so far, within this turn. The summary replaces it for the
-        model; the messages stay."""
+        model; the messages stay. Raises NotFound without the wing for it (delegation/)."""
 
     async def delegate(
         self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
@@ -382,8 +398,8 @@ class Turn(Protocol):
     async def title(self, text: str) -> None:
         """Give the session this title, unless a user has chosen one."""
 
-    async def offered_tools(self) -> list[OfferedTool]:
-        """The tools that the wings of the daemon offer now, each name once, in the same order as
+    async def offered_tools(self) -> list[Any]:
+        """The tools that wings offer now (features/tools.py), each name once, in the same order as
         long as they do not change: a provider may have cached the beginning of a request."""
 
     async def notes_on_change(self, path: str) -> list[str]:
@@ -393,71 +409,6 @@ class Turn(Protocol):
     def instructions(self) -> list[tuple[str, str]]:
         """What the wings of the daemon tell a model about themselves: pairs of a short name and a
         text, for the system prompt. The same as long as nothing has changed."""
-
-
-# Tools that wings offer --------------------------------------------------------------------------
-#
-# A part of a workspace returns its tools from `WorkspacePart.tools`; an agent gets those of all
-# parts from `Turn.offered_tools`, at each step. It shows the model name, description and
-# parameters. To run a call it asks what `question` says, through `Turn.permission`, and only if
-# that is granted, or if there is no question, awaits `call`. How much of an answer the model gets
-# is up to the agent.
-
-
-@dataclass(frozen=True, slots=True)
-class ToolQuestion:
-    """The permission that a call needs: the arguments of `Turn.permission`. `path` is the
-    workspace's directory if empty."""
-
-    tool_name: str
-    action: str
-    description: str = ""
-    params: Mapping[str, Any] | None = None
-    path: str = ""
-    scope: Scope | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolMedia:
-    """An image or another file in an answer. `data` is base64, as it came: an agent checks it."""
-
-    mime_type: str
-    data: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolAnswer:
-    """What a call gives: `text` of any length for the model, `metadata` for clients (a JSON object,
-    or its text). `stop` ends the turn: the model must not go on."""
-
-    text: str
-    is_error: bool = False
-    media: tuple[ToolMedia, ...] = ()
-    metadata: Mapping[str, Any] | str = ""
-    stop: bool = False
-
-
-class OfferedTool:
-    """One tool. Its name has at most 64 of the characters a-z, A-Z, 0-9, _ and -; two parts that
-    offer the same name: the first one counts."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]  # a JSON schema of an object
-    read_only = False  # it changes nothing: calls of one answer may run at the same time
-    # One of many: if such tools would take too much of a model's context window, they are offered
-    # through one tool that finds them.
-    searchable = False
-
-    def question(self, arguments: Mapping[str, Any]) -> ToolQuestion | None:
-        """What must be permitted before this call; None if nothing. May raise CrushliteError, whose
-        message the model reads."""
-        return ToolQuestion(self.name, "execute", f"Run {self.name}", arguments)
-
-    async def call(self, turn: Turn, arguments: dict[str, Any], call_id: str) -> ToolAnswer:
-        """Run the call `call_id` of the turn, whose permission was granted. Raises CrushliteError,
-        whose message the model reads. Cancelled with the turn; must end in a bounded time."""
-        raise NotImplementedError
 
 
 # Agents ------------------------------------------------------------------------------------------
@@ -475,8 +426,7 @@ AnyAgent = Callable[[Any], Any] | RunsTurns
 
 
 class Agent:
-    """An agent of any accepted form; UsageError for what is none. Methods that it does not have do
-    nothing."""
+    """An agent of any accepted form; UsageError for what is none. Methods it lacks do nothing."""
 
     def __init__(self, target: AnyAgent) -> None:
         self._is_object = isinstance(target, RunsTurns)
@@ -493,13 +443,13 @@ class Agent:
             getattr(run, "__call__", None)  # noqa: B004 - asked for the method, not for callability
         )
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         return self._is_object and callable(getattr(self._target, name, None))
 
-    async def _call(self, name: str, *args: object) -> Any:
+    async def call(self, name: str, *args: object) -> Any:
         """Await a method of the agent; None if it has none. SystemExit and KeyboardInterrupt, which
         would end the event loop and with it the daemon, become a RuntimeError."""
-        if not self._has(name):
+        if not self.has(name):
             return None
         try:
             return await getattr(self._target, name)(*args)
@@ -509,7 +459,7 @@ class Agent:
     @property
     def summarizes(self) -> bool:
         """Whether the agent can summarize a conversation."""
-        return self._has("summarize")
+        return self.has("summarize")
 
     @property
     def notes_owner(self) -> str:
@@ -528,28 +478,16 @@ class Agent:
         return info if isinstance(info, Info) else Info()
 
     async def ready(self) -> None:
-        """Let the agent prepare itself; awaited in its first run, once per workspace and agent, and
-        again if it failed."""
-        await self._call("ready")
-
-    @property
-    def titles(self) -> bool:
-        """Whether the agent can write titles."""
-        return self._has("title")
-
-    async def title(self, text: str) -> Title:
-        """A short title for a session that begins with `text`; empty if the agent gives none."""
-        title = await self._call("title", text) if self.titles else ""
-        return title if isinstance(title, Title) else Title(str(title))
+        """Let the agent prepare itself, in its first run in a workspace, and again if it failed."""
+        await self.call("ready")
 
     async def summarize(self, turn: Turn) -> None:
         """Let the agent stream a summary of the conversation into a turn that was made for it."""
-        await self._call("summarize", turn)
+        await self.call("summarize", turn)
 
     async def aclose(self) -> None:
-        """Let the agent release what it holds; awaited when the workspace closes, or when it was
-        replaced and nothing runs."""
-        await self._call("aclose")
+        """Let the agent release what it holds: its workspace closes, or it was replaced."""
+        await self.call("aclose")
 
 
 AgentFactory = Callable[["Path", Mapping[str, str], Any], Agent | None]

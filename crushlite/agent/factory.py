@@ -1,5 +1,4 @@
-"""Factories: what makes the agent of a workspace. Apart from base.py, which a daemon loads with its
-first workspace."""
+"""What makes agents. Apart from base.py, which a daemon loads with its first workspace."""
 
 from __future__ import annotations
 

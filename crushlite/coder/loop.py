@@ -52,9 +52,10 @@ from .windows import require_room
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from ..agent.base import OfferedTool, Turn
+    from ..agent.base import Turn
     from ..clock import Clock
     from ..config.agentfiles import AgentFile
+    from ..features.tools import OfferedTool
     from ..protocol.config import Model, SelectedModel
     from ..protocol.messages import Message
     from ..protocol.sessions import Session

@@ -1,1 +1,1 @@
-"""Sub-agents: `Turn.delegate` for every agent."""
+"""Turns below that of a run: sub-agents (`Turn.delegate`) and summaries (`Turn.summarize`)."""

@@ -21,11 +21,12 @@ from ..hosting.agents import run_agent
 from ..hosting.prompts import CHILD_MARK, explain
 from ..hosting.tasks import run_to_the_end
 from ..hosting.transcript import new_message
-from ..hosting.turn import LiveTurn, store_or_flush
+from ..hosting.turn import LiveTurn
 from ..protocol.messages import FinishPart, TextPart
 from ..protocol.runs import RunComplete
 from ..protocol.sessions import ID_LENGTH
 from ..runs import Outcome
+from .storing import store_or_flush
 
 if TYPE_CHECKING:
     from ..agent.base import Agent

@@ -1,22 +1,31 @@
-"""Lets agents hand a part of their work to sub-agents."""
+"""Lets agents hand a part of their work to sub-agents, and summarize their sessions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 from ..wing import Wing, WorkspacePart
 
 if TYPE_CHECKING:
-    from ..wing import Delegate, OpenWorkspace
+    from ..wing import Delegate, OpenWorkspace, Summarizer
 
 
 class DelegationWing(Wing):
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart:
-        return DelegationPart()
+        return DelegationPart(workspace)
 
 
 class DelegationPart(WorkspacePart):
+    def __init__(self, workspace: Any) -> None:
+        self._workspace = workspace
+
     def delegate(self) -> Delegate:
         from .children import run_child  # the first sub-agent loads it
 
         return run_child
+
+    def summarizer(self) -> Summarizer:
+        from .summaries import write_summary
+
+        return functools.partial(write_summary, self._workspace)

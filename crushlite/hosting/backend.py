@@ -42,8 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Backend:
-    """`setup` decides how workspaces are set up; `wings` get to know each one that opens. `stores`
-    is first called when one opens."""
+    """How workspaces are set up is decided by `setup`; `stores` is called when the first opens."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..agent.base import Verdict
 from ..errors import BadRequest, RequestNotFound
@@ -81,10 +81,6 @@ class _Dialogs(Generic[R, A]):
     """The machine: queues of entries, first close wins. A request that stands for `unattended`
     seconds while `interactive()` is false is closed; None waits for ever."""
 
-    # The answers when no interactive client was there, the waiter was cancelled, or its run ended.
-    _lapsed: A
-    _dropped: A
-    _run_ended: A
     _unknown: str  # the error for an id that was never open
 
     def __init__(
@@ -111,6 +107,10 @@ class _Dialogs(Generic[R, A]):
     def _closed(self, entry: _Entry[R, A], answer: A) -> None:
         """An open request has got its answer: publish that."""
 
+    def _unanswered(self, why: str) -> A:
+        """The answer to a request that no person has answered."""
+        raise NotImplementedError
+
     def require_known(self, request_id: str) -> None:
         """Raise RequestNotFound for a request that neither is open nor was."""
         if self._find(request_id) is None and request_id not in self._winners:
@@ -122,7 +122,7 @@ class _Dialogs(Generic[R, A]):
         everything = (entry for queue in self._entries.values() for entry in queue.values())
         mine = [entry for entry in everything if entry.run_id == run_id]
         for entry in sorted(mine, key=lambda entry: entry.is_open):
-            self._close(entry, self._run_ended)
+            self._close(entry, self._unanswered("the run has ended"))
 
     def _open_entries(self) -> list[_Entry[R, A]]:
         """The first of each queue, oldest first."""
@@ -139,7 +139,7 @@ class _Dialogs(Generic[R, A]):
         """The entry, unless its waiter was cancelled: that decided it, although the waiter has
         not run since. An answer that comes in between must not claim to have won."""
         if entry is not None and entry.answer.cancelled():
-            self._close(entry, self._dropped)
+            self._drop(entry)
             return None
         return entry
 
@@ -151,7 +151,10 @@ class _Dialogs(Generic[R, A]):
             self._open_next(queue)
             return await entry.answer
         finally:
-            self._close(entry, self._dropped)
+            self._drop(entry)
+
+    def _drop(self, entry: _Entry[R, A]) -> None:
+        self._close(entry, self._unanswered("the run was canceled"))
 
     def _close(self, entry: _Entry[R, A], answer: A, by: str = "") -> None:
         """Decide an entry, unless it was decided already."""
@@ -201,7 +204,8 @@ class _Dialogs(Generic[R, A]):
         elif since is None:
             since = now
         if since is not None and now - since >= seconds:
-            self._close(entry, self._lapsed, UNATTENDED)
+            refused = self._unanswered("denied: no interactive client answered")
+            self._close(entry, refused, UNATTENDED)
         else:
             pause = seconds / LOOKS or 1.0
             entry.timer = self._clock.call_later(pause, lambda: self._watch(entry, since))
@@ -244,22 +248,17 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
     """The permission requests of one workspace, and the rules that users have granted. `policy` is
     the configured allow-list, `kept` gives the rules that are for good."""
 
-    _lapsed = Verdict(False, "denied: no interactive client answered")
-    _dropped = Verdict(False, "the run was canceled")
-    _run_ended = Verdict(False, "the run has ended")
     _unknown = "no permission request {}: list W/permissions"
 
     def __init__(
         self,
         publish: Callable[[object], object],
         *,
-        clock: Clock,
-        interactive: Callable[[], bool] = lambda: True,
         policy: Callable[[str, str], bool] = lambda tool, action: False,
         kept: Callable[[], Sequence[PermissionRule]] = tuple,
-        unattended: float | None = None,
+        **watched: Any,
     ) -> None:
-        super().__init__(publish, clock=clock, interactive=interactive, unattended=unattended)
+        super().__init__(publish, **watched)
         self.skip = False
         self.grants = Grants(kept)
         self._policy = policy
@@ -361,6 +360,9 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
         else:
             self._show_next()
 
+    def _unanswered(self, why: str) -> Verdict:
+        return Verdict(False, why)
+
     def _closed(self, entry: _Entry[PermissionRequest, Verdict], answer: Verdict) -> None:
         self.announce(entry.request, granted=bool(answer))
         if self._shown == entry.request.id:
@@ -451,9 +453,6 @@ def _place(of: PermissionRule | PermissionRequest) -> tuple[str, str, str]:
 class Questions(_Dialogs[QuestionBatch, Answers]):
     """The question batches of one workspace, open one at a time, in order."""
 
-    _lapsed: Answers = None
-    _dropped: Answers = None
-    _run_ended: Answers = None
     _unknown = "no question batch {}: list W/questions"
 
     async def ask(self, batch: QuestionBatch, run_id: str) -> Answers:
@@ -507,6 +506,9 @@ class Questions(_Dialogs[QuestionBatch, Answers]):
 
     def _closed(self, entry: _Entry[QuestionBatch, Answers], answer: Answers) -> None:
         self._publish(QuestionNotification(entry.request.id))
+
+    def _unanswered(self, why: str) -> Answers:
+        return None
 
 
 def _in_order(

@@ -36,12 +36,10 @@ MOST_STOPS = 5  # how often a turn goes on because a part wants it to
 READ_CHARS = 1_000_000  # of an input or metadata that is read here
 CONTEXT_CHARS = 32_000  # that parts may add to one prompt or one result
 SHOWN = "hook"  # the key of what parts said in the metadata of a result
-ASKED = frozenset(
-    (
-        *("guards_prompts", "before_prompt", "before_tool", "after_tool", "permission_asked"),
-        *("prompt_started", "notified", "before_stop"),
-    )
-)
+ASKED = {
+    *("guards_prompts", "before_prompt", "before_tool", "after_tool", "permission_asked"),
+    *("prompt_started", "notified", "before_stop"),
+}
 _NOTHING = Ruling()
 _REFUSED = Ruling("it could not be checked, which counts as a no; the daemon's log says why")
 
@@ -113,11 +111,6 @@ class TurnGuards:
             context.append(ruling.context)
         self.context, self.withheld = _joined(context), False
         resolve_once(self.checked)
-
-    async def is_withheld(self) -> bool:
-        """Wait for the parts' word on the prompt: whether agents may not see it."""
-        await self.checked
-        return self.withheld
 
     async def tool(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck:
         """Ask about a tool call before it runs. When it has passed, permissions that are asked for
@@ -262,12 +255,9 @@ def tolerated(part: WorkspacePart, when: str) -> Iterator[None]:
 
 def _guards(part: WorkspacePart) -> bool:
     """Whether a part has anything to say about a turn: asking all would take some percent of it."""
-    for kind in type(part).__mro__:
-        if kind is WorkspacePart:
-            break
-        if not ASKED.isdisjoint(vars(kind)):
-            return True
-    return not ASKED.isdisjoint(getattr(part, "__dict__", ()))
+    kinds = type(part).__mro__
+    written = (part, *kinds[: kinds.index(WorkspacePart)])
+    return any(not ASKED.isdisjoint(getattr(each, "__dict__", ())) for each in written)
 
 
 def _joined(texts: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
-"""What a prompt asks of its turn, and how a turn that failed is explained."""
+"""What a prompt asks of its turn, what that may use, and how one that failed is explained."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
@@ -15,6 +16,7 @@ from ..protocol.sessions import check_id
 from ..records import dataclass
 from ..runs import WhenBusy
 from ..store import STORE_ERRORS
+from ..store.sessions import MOST_COST
 from ..unique import new_id
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 
 CHILD_MARK = "$$"  # in the id of a sub-agent's session, between a message and its tool call
 MOST_SECONDS = 10_000_000  # a timer takes no number whatever; these are 115 days
+MOST_TOKENS = 2**53  # that every JSON reader takes as it is
 _EFFORT = re.compile(r"[a-z]{1,20}")
 
 # How turns fail without a mistake in the agent.
@@ -127,3 +130,50 @@ def words(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 - an error that cannot be printed must still end its run
         return "an error that cannot be printed"
+
+
+class RunLimits:
+    """The limits of one run, its sub-agents included, and what counts against them. `reached` is
+    the limit that stopped it, empty if none did."""
+
+    def __init__(self, request: Prompt) -> None:
+        self.reached = ""
+        self.asking = asyncio.Lock()  # held while parts are asked for more
+        self.steps = 0
+        self.cost = 0.0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self._max_steps = request.max_steps
+        self.max_cost = request.max_cost
+
+    def count(self, cost: float, prompt: int, completion: int) -> None:
+        """Add what was used, by a model call or by another turn for this run."""
+        # Bounded: an agent may report anything, and sums must stay what a row can hold.
+        self.cost = min(self.cost + cost, MOST_COST)
+        self.prompt_tokens = min(self.prompt_tokens + prompt, MOST_TOKENS)
+        self.completion_tokens = min(self.completion_tokens + completion, MOST_TOKENS)
+
+    @property
+    def out_of_steps(self) -> bool:
+        stopped = self.reached in ("cost", "steps")
+        return stopped or (self._max_steps is not None and self.steps >= self._max_steps)
+
+    def check_steps(self) -> None:
+        """Raise LimitReached if no further step may begin: the agent may have ignored a limit."""
+        if self.reached == "cost":
+            raise self.stop_at_cost()
+        if self.out_of_steps:
+            raise self.stop("steps", f"max_steps = {self._max_steps}")
+
+    @property
+    def too_expensive(self) -> bool:
+        return self.max_cost is not None and self.cost >= self.max_cost
+
+    def stop_at_cost(self) -> LimitReached:
+        return self.stop("cost", f"max_cost = {self.max_cost}")
+
+    def stop(self, limit: str, words: str) -> LimitReached:
+        """Note that a limit was reached; returns the error that says so. The first one counts."""
+        if not self.reached:
+            self.reached = limit
+        return LimitReached(f"stopped at {words}", self.reached)

@@ -42,7 +42,7 @@ from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
 from .prompts import Failure, digest_of, explain, read_prompt, refuse_child, words
 from .tasks import OwnedTasks
-from .turn import LiveTurn, write_summary
+from .turn import LiveTurn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,8 +150,7 @@ class Runner:
 
     def _is_ownerless(self, row: RunRow) -> bool:
         """Whether a row that was there already belongs to no run: the store failed right after the
-        commit, and the client, which got an error, repeats the prompt. Rows of earlier boots were
-        ended by recovery."""
+        commit, and the client repeats the prompt. Recovery has ended rows of earlier boots."""
         begun = row.outcome is not None or row.user_message_id
         return not begun and row.boot_id == self._workspace.store.store.boot_id
 
@@ -165,6 +164,7 @@ class Runner:
             return
         if not agent.summarizes:
             raise BadRequest("this agent cannot summarize: it has no such method")
+        self._workspace.summarizer()  # raises NotFound if there is none
         self._workspace.endings.require_none()
         request = Prompt(session_id, run_id=new_id())
         run = self._runs.accept(session_id, request.run_id, WhenBusy.REJECT)
@@ -313,7 +313,7 @@ class Runner:
     async def _summarize(self, live: LiveRun) -> None:
         agent = self.agents.serving(live.run.session_id)
         await self.agents.ready(agent)
-        await write_summary(self._workspace, live.request, agent)
+        await self._workspace.summarizer()(live.request, agent, None)
 
     def _outcome(self, live: LiveRun) -> Outcome:
         """How the agent left its turn, if no doom decides otherwise."""

@@ -58,9 +58,8 @@ ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfi
 @dataclass(eq=False, slots=True)
 class Placement:
     """Where a message stands in its session: what a thread of the store needs to insert its row.
-    The only object that loop and thread both use, so it is written once, apart from two changes
-    that are right at any moment: `before` is forgotten when the row exists, `dropped` is set when
-    there shall be none."""
+    Loop and thread both use it, so it is written once, apart from two changes that are right at any
+    moment: `before` is forgotten when the row exists, `dropped` is set if there shall be none."""
 
     message_id: str
     insert: Callable[[Connection], None]
@@ -212,8 +211,7 @@ class Transcript:
         self.changed(live)
 
     def changed(self, live: LiveMessage, *, write: bool = True, publish: bool = True) -> None:
-        """A structural change: published now, and the row follows now; `write` and `publish` as for
-        `finish`."""
+        """A structural change: it is published, and its row written, now, except as in `finish`."""
         self._count_up(live)
         live.only_growth = False
         if not live.deleted:
@@ -225,8 +223,7 @@ class Transcript:
             live.timer = self._clock.call_later(HELD_SECONDS, lambda: self._tick(live))
 
     def flush(self, live: LiveMessage, *, write: bool = True, more: bool = False) -> None:
-        """Publish and write what is not out yet; a second flush does nothing. `more` as for
-        `Hub.publish`."""
+        """Publish (`more` as in `Hub.publish`) and write what is not out yet."""
         self._disarm(live)
         self._publish(live, more=more)
         if write:
@@ -311,9 +308,8 @@ class Transcript:
         return [*map(_text, _overlaid(newest[::-1], seen)[::-1]), *pieces]
 
     def _seen(self, session_id: str | None, role: str | None = None) -> dict[str, LiveMessage]:
-        """What streams have seen and the rows may not hold yet. Taken before a read and after it:
-        a message that commits and leaves while the reader still has an older snapshot would
-        otherwise be in neither."""
+        """What streams have seen and the rows may not hold yet. Taken before a read and after it: a
+        message that is committed meanwhile would otherwise be in neither."""
         return {
             key: live
             for key, live in self._live.items()

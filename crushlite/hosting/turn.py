@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent.base import Agent, ToolCheck, Usage
 from ..clock import resolve_once
-from ..errors import BadRequest, CrushliteError, NotFound, ProviderFailed
+from ..errors import BadRequest
 from ..protocol.messages import (
     FinishPart,
     Message,
@@ -26,17 +26,15 @@ from ..protocol.messages import (
     ToolOutput,
     ToolResultPart,
 )
-from ..protocol.questions import QuestionBatch
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
 from ..store import STORE_ERRORS, files as file_rows, sessions as session_rows
 from ..store.files import Change, FileState
-from .limits import RunLimits
-from .prompts import Failure, clean
-from .tasks import run_to_the_end
+from .prompts import Failure, RunLimits, clean
 from .transcript import new_message
 from .turn_requests import TurnRequests, fresh_call_id, json_text, mode_of, typed
+from .workspace_base import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -70,6 +68,8 @@ PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn
 class LiveTurn(TurnRequests):
     """Implements agent.base.Turn."""
 
+    is_summary = False  # its messages are a summary
+
     def __init__(
         self,
         workspace: WorkspaceBase,
@@ -77,7 +77,6 @@ class LiveTurn(TurnRequests):
         agent: Agent,
         *,
         fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
-        is_summary: bool = False,
         parent: LiveTurn | None = None,
     ) -> None:
         """`fold` does what `followups` promises; without it nothing is folded. `parent` is the turn
@@ -95,9 +94,8 @@ class LiveTurn(TurnRequests):
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
         self._selected = agent.info().selected
         self._fold = fold
-        self._is_summary, self.parent = is_summary, parent
-        # The steps of a summary do not count for the run.
-        self._counting = RunLimits(request) if is_summary else self.limits
+        self.parent = parent
+        self._counting = self.limits  # of its steps
         # What ends each sub-agent that has not ended yet.
         self.children: set[Callable[[Outcome], asyncio.Task[None]]] = set()
         self._new_step = True  # the next piece begins a message of its own
@@ -150,12 +148,6 @@ class LiveTurn(TurnRequests):
             endings = [end(Outcome.CANCELED) for end in self.children]
             await asyncio.wait(endings, timeout=CHILD_SECONDS)
 
-    def discard(self) -> None:
-        """Remove a summary that was not finished: half a summary is worse than none."""
-        self._over = True
-        if self._step is not None:
-            self.workspace.transcript.delete(self._step)
-
     def close(self, outcome: Outcome, failure: Failure | None) -> None:
         """Write how it ended, whatever state the agent left the turn in."""
         self._over = True
@@ -177,8 +169,7 @@ class LiveTurn(TurnRequests):
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def saving_usage(self) -> Callable[[Connection], object] | None:
-        """What the transaction of the ending must do for usage that is not saved yet; None if all
-        is."""
+        """What the ending's transaction must do to save the rest of the usage; None if nothing."""
         if self._unsaved is None:
             return None
         scope, values = self.workspace.store.scope, (*self._unsaved, self._owed)
@@ -392,27 +383,20 @@ class LiveTurn(TurnRequests):
 
     async def summarize(self) -> None:
         self._check()
-        if self._is_summary:
-            return
         await self._save_usage()
         self._check()
         self._end_step()
         self._new_step = True
-        if not self.agent.summarizes:
-            return
-        used = await write_summary(self.workspace, self.request, self.agent, self.parent)
-        if used is not self.limits:  # what it has used counts for this run
-            self.limits.count(used.cost, used.prompt_tokens, used.completion_tokens)
+        if self.agent.summarizes:
+            await self.workspace.summarizer()(self.request, self.agent, self)
 
     async def delegate(
         self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
     ) -> Delegated:
         self._check()
-        if self.parent is not None or self._is_summary:
+        if self.parent is not None or self.is_summary:
             raise BadRequest("a sub-agent cannot start another one: do this yourself")
-        delegate = next(filter(None, (part.delegate() for part in self.workspace.parts)), None)
-        if delegate is None:
-            raise NotFound("this daemon has no sub-agents: the wing that runs them is not there")
+        delegate = first_of((part.delegate() for part in self.workspace.parts), "has no sub-agents")
         call = self._open_call(id)
         self._show_calls()
         return await delegate(self, call.id, clean(prompt), Agent(agent), clean(title))
@@ -428,7 +412,7 @@ class LiveTurn(TurnRequests):
         self.limits.count(cost, *counts)
         # Not if a person is to be asked first, which may take long.
         is_last = last and not self.limits.too_expensive
-        if is_last and self.parent is None and not self._is_summary:
+        if is_last and self.parent is None and not self.is_summary:
             self._owed, self._unsaved = min(self._owed + cost, session_rows.MOST_COST), counts
         else:
             self._unsaved = None
@@ -444,21 +428,16 @@ class LiveTurn(TurnRequests):
             await self._charge(0.0, *counts)
 
     async def _check_cost(self) -> None:
-        """Raise LimitReached if the run has cost too much, and no person says that it may go on:
-        no client has said that one is there, nobody answers, or the answer is no."""
-        limits, workspace = self.limits, self.workspace
+        """Raise LimitReached if the run has cost too much, and no part raises its limit."""
+        limits = self.limits
         if not limits.too_expensive:
             return
         async with limits.asking:  # sub-agents may get here at once
+            for part in self.workspace.parts:
+                if limits.too_expensive and not limits.reached:
+                    limits.max_cost = await part.more_cost(self, limits.cost, limits.max_cost or 0)
             if limits.too_expensive:
-                attended = workspace.claims.attended(workspace.id)
-                if limits.reached or not attended:
-                    raise limits.stop_at_cost()
-                question = QuestionBatch(
-                    session_id=self._for_session, questions=[limits.cost_question()]
-                )
-                if not limits.raised_by(await workspace.questions.ask(question, self.run_id)):
-                    raise limits.stop_at_cost()
+                raise limits.stop_at_cost()
         self._check()
 
     async def _charge(self, cost: float, prompt: int = 0, completion: int = 0) -> None:
@@ -520,7 +499,7 @@ class LiveTurn(TurnRequests):
         self._calls = {}
         message = new_message("assistant", self.session_id, (), self.workspace.clock.now())
         message.model, message.provider = self._selected.model, self._selected.provider
-        message.is_summary_message = self._is_summary
+        message.is_summary_message = self.is_summary
         self._step = self.workspace.transcript.create(message)
         self.messages.append(self._step)
 
@@ -562,68 +541,3 @@ class LiveTurn(TurnRequests):
             await asyncio.sleep(0)
             self._yielded = self.workspace.clock.time()
             self._check()
-
-
-# Summaries, and turns below that of a run ---------------------------------------------------------
-
-
-async def write_summary(
-    workspace: WorkspaceBase, request: Prompt, agent: Agent, parent: LiveTurn | None = None
-) -> RunLimits:
-    """Let the agent summarize a session; returns what that has used. A summary that was canceled is
-    removed again; one that failed stays, with its error, but counts for nothing. `parent` as for a
-    LiveTurn."""
-    turn = LiveTurn(workspace, request, agent, is_summary=True, parent=parent)
-    writing = asyncio.ensure_future(agent.summarize(turn))
-
-    def cancel() -> None:
-        turn.discard()  # now, not when the agent lets go: it may ignore its cancellation for ever
-        writing.cancel()
-
-    try:
-        await run_to_the_end(writing, cancel)
-    except Exception as error:
-        turn.close(Outcome.FAILED, Failure("The summary failed", str(error)))
-        await run_to_the_end(store_or_flush(turn))
-        raise
-    if not turn.said:
-        turn.discard()
-        raise ProviderFailed("the model gave no summary")
-    turn.close(Outcome.COMPLETED, None)
-    # Streams have seen it end: it counts, also if a cancel comes while it is being stored.
-    try:
-        await run_to_the_end(_store(turn, summary_id=turn.last.message.id))
-    except CrushliteError:
-        turn.discard()  # a summary that counts for nothing would only be in the way
-        raise
-    return turn.limits
-
-
-async def store_or_flush(turn: LiveTurn) -> None:
-    """Store a turn that is closed. If that fails, it is stored as soon as anything can be."""
-    try:
-        await _store(turn)
-    except CrushliteError as error:
-        log.warning("session %s: its messages are not stored yet: %s", turn.session_id, error)
-        for message in turn.messages:
-            turn.workspace.transcript.flush(message)
-
-
-async def _store(turn: LiveTurn, summary_id: str = "") -> None:
-    """Write the messages of a turn that is closed, and publish its session. With `summary_id`, this
-    message stands for all before it from now on. Raises CrushliteError."""
-    workspace, session_id = turn.workspace, turn.session_id
-    save, now = workspace.transcript.saving(turn.messages), workspace.clock.now()
-    tokens = turn.spent.completion_tokens
-
-    def work(conn: Connection, scope: str) -> Session:
-        session_rows.require_session(conn, scope, session_id)
-        save(conn)
-        if summary_id:
-            return session_rows.set_summary(conn, scope, session_id, summary_id, tokens, now)
-        return session_rows.get_session(conn, scope, session_id)
-
-    write = workspace.store.write_durably if summary_id else workspace.store.write
-    session = await write(work)
-    workspace.transcript.saved(turn.messages)
-    workspace.hub.publish("updated", session)

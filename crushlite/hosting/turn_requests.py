@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import stat
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..agent.base import UNKNOWN_JOB, Scope, Verdict
 from ..clock import time_limit
-from ..errors import BadRequest, NotFound, TurnOver
+from ..errors import BadRequest, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
@@ -22,22 +21,21 @@ from ..unique import random_hex
 from ..wing import Author
 from .guards import TurnGuards, tolerated
 from .prompts import clean
+from .workspace_base import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..agent.base import Exit, JobInfo, JobOutput, OfferedTool, RunningCommand, Turn
+    from ..agent.base import Exit, JobInfo, JobOutput, RunningCommand, Turn, TurnCommands
     from ..protocol.messages import Prompt
     from ..protocol.permissions import PermissionOption
     from ..protocol.questions import QuestionResponse
-    from ..wing import CommandWatch, TurnCommands, WorkspacePart
+    from ..wing import CommandWatch, WorkspacePart
     from .transcript import LiveMessage
     from .workspace_base import WorkspaceBase
 
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 NOTE_SECONDS = 20.0  # that a part may take to say something of a changed file
 WATCH_SECONDS = 3.0  # how long a watch may take to end before the run ends anyway
@@ -157,9 +155,7 @@ class TurnRequests:
         self._check()
         if self._commands is None:
             found = (part.turn_commands(self._author) for part in self.workspace.parts)
-            self._commands = next(filter(None, found), None)
-        if self._commands is None:
-            raise NotFound("this daemon runs no commands: the wing that does is not there")
+            self._commands = first_of(found, "runs no commands")
         return self._commands
 
     async def command(self, command: str | Sequence[str], **options: Any) -> RunningCommand:
@@ -186,15 +182,13 @@ class TurnRequests:
     def keep(self, command: RunningCommand, info: JobInfo = UNKNOWN_JOB) -> str:
         return self._running().keep(command, info)
 
-    async def offered_tools(self) -> list[OfferedTool]:
+    async def offered_tools(self) -> list[Any]:
         self._check()
-        found: dict[str, OfferedTool] = {}  # in the order of the parts, each name once
+        found: dict[str, Any] = {}  # in the order of the parts, each name once
         for part in self.workspace.parts:
-            try:
+            with tolerated(part, "to offer its tools"):
                 for tool in await part.tools(cast("Turn", self)):
                     found.setdefault(tool.name, tool)
-            except Exception:
-                log.exception("%s could not offer its tools", type(part).__name__)
         self._check()
         return list(found.values())
 
@@ -213,10 +207,8 @@ class TurnRequests:
         self._check()
         found: list[tuple[str, str]] = []
         for part in self.workspace.parts:
-            try:
+            with tolerated(part, "to give its instructions"):
                 found += part.instructions()
-            except Exception:
-                log.exception("%s could not give its instructions", type(part).__name__)
         return found
 
     async def end_commands(self) -> None:

@@ -65,7 +65,6 @@ class Workspace(WorkspaceBase):
             self.runs.change_agent(agent)
 
     async def carry_out(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something that goes on when its request is gone; a teardown waits for it."""
         return await asyncio.shield(self._errands.spawn(work))
 
     # Runs and requests ---------------------------------------------------------------------------
@@ -94,8 +93,7 @@ class Workspace(WorkspaceBase):
         return any(part.keeps_rules for part in self.parts)
 
     async def keep_rule(self, rule: PermissionRule) -> None:
-        """Keep a session's rule for good and for all sessions. If that raises, it stays a rule of
-        its session only."""
+        """Keep a session's rule for all, for good. If that raises, it stays the session's."""
         for part in self.parts:
             if part.keeps_rules:
                 await part.keep_rule(rule)

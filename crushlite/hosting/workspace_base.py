@@ -6,8 +6,9 @@ A Workspace (workspace.py) is this, with its runs and sessions.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..errors import NotFound
 from ..events import Bounds, Hub
 from ..protocol.messages import FinishPart
 from ..protocol.sessions import Session
@@ -16,19 +17,30 @@ from .dialogs import Permissions, Questions
 from .transcript import Transcript, new_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ..claims import Claims, Effect
     from ..clock import Clock
     from ..protocol.messages import Part
+    from ..protocol.permissions import PermissionRule
     from ..settings import Settings
     from ..store import Store
     from ..store.files import Change
-    from ..wing import Author, CommandWatch, Profile, WorkspacePart
+    from ..wing import Author, CommandWatch, Profile, Summarizer, WorkspacePart
     from .endings import Endings
 
+T = TypeVar("T")
+
 PUBLISHED = 200  # versions of files in one report that are sent to clients: the rest they can read
+
+
+def first_of(found: Iterable[T | None], lack: str) -> T:
+    """The first of what parts have. Raises NotFound, with this lack of the daemon, if none has."""
+    for one in found:
+        if one is not None:
+            return one
+    raise NotFound(f"this daemon {lack}: the wing for that is not there")
 
 
 class AllWatches(list["CommandWatch"]):
@@ -71,22 +83,24 @@ class WorkspaceBase:
         self.parts: list[WorkspacePart] = []  # of the wings; none is added once it is open
         self.hub = Hub(clock=clock, bounds=Bounds(keepalive=settings.keepalive))
         show = functools.partial(self.hub.publish, "created")
-        interactive = functools.partial(claims.interactive, workspace_id)
-        unattended = settings.unattended
-        self.permissions = Permissions(
-            show,
-            clock=clock,
-            interactive=interactive,
-            policy=profile.allows,
-            kept=lambda: [rule for part in self.parts for rule in part.kept_rules()],
-            unattended=unattended,
-        )
-        self.questions = Questions(
-            show, clock=clock, interactive=interactive, unattended=unattended
-        )
+        asking: dict[str, Any] = {
+            "clock": clock,
+            "interactive": functools.partial(claims.interactive, workspace_id),
+            "unattended": settings.unattended,
+        }
+        self.permissions = Permissions(show, policy=profile.allows, kept=self._kept, **asking)
+        self.questions = Questions(show, **asking)
         self.transcript = Transcript(
             store=self.store, hub=self.hub, clock=clock, coalesce=settings.coalesce
         )
+
+    def summarizer(self) -> Summarizer:
+        """What writes summaries of sessions. Raises NotFound."""
+        return first_of((part.summarizer() for part in self.parts), "writes no summaries")
+
+    def _kept(self) -> list[PermissionRule]:
+        """The rules that are for good."""
+        return [rule for part in self.parts for rule in part.kept_rules()]
 
     async def insert_session(self, session_id: str, title: str, parent: str) -> Session:
         """Store a new session. To be published by the caller, if it still may."""

@@ -29,8 +29,9 @@ from .tools import make_tools
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..agent.base import OfferedTool, Turn
+    from ..agent.base import Turn
     from ..clock import Timer
+    from ..features.tools import OfferedTool
     from ..protocol.messages import ToolCallPart
     from ..store.files import Change
     from ..wing import OpenWorkspace

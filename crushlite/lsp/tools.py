@@ -7,8 +7,9 @@ import dataclasses
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..agent.base import OfferedTool, Scope, ToolAnswer
+from ..agent.base import Scope
 from ..errors import BadRequest, Conflict, CrushliteError
+from ..features.tools import OfferedTool, ToolAnswer
 from ..hosting.difference import difference
 from ..hosting.tasks import run_to_the_end
 from ..records import dataclass
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from ..agent.base import ToolQuestion, Turn
+    from ..agent.base import Turn
+    from ..features.tools import ToolQuestion
     from ..worktree.paths import OwnFolders, Place
     from .server import LanguageServer
 

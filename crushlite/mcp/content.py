@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..agent.base import ToolAnswer, ToolMedia
+from ..features.tools import ToolAnswer, ToolMedia
 
 MOST_PARTS = 1000
 MOST_MEDIA = 20

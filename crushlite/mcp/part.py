@@ -20,9 +20,10 @@ from .tools import ListResources, ReadResource, ServerTool
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..agent.base import OfferedTool, Turn
+    from ..agent.base import Turn
     from ..config.profile import FileProfile
     from ..config.toolservers import ToolServer
+    from ..features.tools import OfferedTool
     from ..outbound.proxies import Proxies
     from ..protocol.features import McpEvent
     from ..wing import OpenWorkspace

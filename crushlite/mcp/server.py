@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-    from ..agent.base import ToolAnswer
     from ..clock import Clock
     from ..config.toolservers import ToolServer
+    from ..features.tools import ToolAnswer
     from ..outbound.proxies import Proxies
     from .links import Link
     from .places import StartingPlaces

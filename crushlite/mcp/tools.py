@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..agent.base import OfferedTool, Scope, ToolAnswer, ToolQuestion
+from ..agent.base import Scope
 from ..errors import BadRequest
+from ..features.tools import OfferedTool, ToolAnswer, ToolQuestion
 from .content import resource_answer
 
 if TYPE_CHECKING:

@@ -119,7 +119,7 @@ async def start_command(  # noqa: PLR0913 - the options of a command
 
 
 class CommandsOfTurn:
-    """Implements wing.TurnCommands."""
+    """Implements agent.base.TurnCommands."""
 
     def __init__(self, workspace: OpenWorkspace, jobs: Background, author: Author) -> None:
         self._workspace, self._jobs, self._author = workspace, jobs, author

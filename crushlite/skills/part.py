@@ -22,7 +22,8 @@ from .tool import SkillTool
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..agent.base import OfferedTool, Turn
+    from ..agent.base import Turn
+    from ..features.tools import OfferedTool
     from ..features.wire import OfferedCommand
     from ..wing import Author, OpenWorkspace, Ruling
     from .skill import Skill

@@ -7,15 +7,16 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from ..agent.base import OfferedTool, ToolAnswer
 from ..errors import BadRequest
+from ..features.tools import OfferedTool, ToolAnswer
 from ..realpath import real_path
 from .walking import FILE_BYTES, Walk, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..agent.base import ToolQuestion, Turn
+    from ..agent.base import Turn
+    from ..features.tools import ToolQuestion
     from ..worktree.threads import FileThreads
     from .catalogue import Catalogue
     from .skill import Skill

@@ -18,6 +18,7 @@ from ..store import runs as run_rows, sessions as session_rows
 from ..wing import WorkspacePart
 
 if TYPE_CHECKING:
+    from ..agent.base import Agent
     from ..hosting.turn import LiveTurn
     from ..wing import OpenWorkspace
 
@@ -39,7 +40,7 @@ class TitlesPart(WorkspacePart):
         self._words: dict[str, str] = {}
 
     def prompt_started(self, turn: LiveTurn, run_id: str, text: str) -> None:
-        if turn.agent.titles and text.strip() and turn.session_id not in self._asked:
+        if turn.agent.has("title") and text.strip() and turn.session_id not in self._asked:
             self._asked.add(turn.session_id)
             self.tasks.spawn(self._title(turn, run_id, text))
 
@@ -64,8 +65,9 @@ class TitlesPart(WorkspacePart):
             given = (await store.read(session_rows.get_session, session_id)).title
             self._words[session_id] = words
             try:
-                withheld = await turn.guards.is_withheld()
-                title = Title(words, plain=True) if withheld else await turn.agent.title(text)
+                await turn.guards.checked
+                hidden = turn.guards.withheld
+                title = Title(words, plain=True) if hidden else await _title_of(turn.agent, text)
                 usage = title.usage
                 counts = (usage.prompt_tokens, usage.completion_tokens, usage.cost)
                 if usage.estimated:
@@ -94,6 +96,11 @@ class TitlesPart(WorkspacePart):
         else:
             if session is not None:
                 workspace.hub.publish("updated", session)
+
+
+async def _title_of(agent: Agent, text: str) -> Title:
+    title = await agent.call("title", text)
+    return title if isinstance(title, Title) else Title(str(title))
 
 
 def _was_chosen(title: str, prompt: str) -> bool:

@@ -7,12 +7,12 @@ import base64
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.base import OfferedTool, ToolAnswer, ToolMedia, ToolQuestion
 from crushlite.coder.loop import CoderOptions
 from crushlite.coder.providers.base import CallPiece, ModelStop
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.coder.tools.toolbox import FOUND, MOST, SEARCH
 from crushlite.coder.tools.view import View
+from crushlite.features.tools import OfferedTool, ToolAnswer, ToolMedia, ToolQuestion
 from crushlite.hosting.dialogs import Permissions
 from crushlite.protocol.config import Model
 from crushlite.protocol.permissions import PermissionRequest
@@ -94,7 +94,7 @@ class OfferedToolTests(CoderBench):
         self.offer(Offered("zeta", ToolAnswer("hidden")), Offered("echo"))
         provider = PlannedProvider(use("zeta"), use("echo"), said("done"))
         own = EchoTool()
-        with self.assertLogs("crushlite.hosting.turn_requests", "ERROR"):
+        with self.assertLogs("crushlite.hosting.guards", "ERROR"):
             await self.converse(self.coder(provider, tools=[own]))
         names = [[tool.name for tool in request.tools] for request in provider.requests]
         self.assertEqual(names, [["echo", "zeta", "alpha"]] * 3)
@@ -102,7 +102,7 @@ class OfferedToolTests(CoderBench):
         self.assertEqual(len(own.ran), 1)
         part.offered = [second]
         provider = PlannedProvider(said("done"))
-        with self.assertLogs("crushlite.hosting.turn_requests", "ERROR"):
+        with self.assertLogs("crushlite.hosting.guards", "ERROR"):
             await self.converse(self.coder(provider))
         self.assertEqual([t.name for t in provider.requests[0].tools], ["alpha", "zeta", "echo"])
 

@@ -11,9 +11,9 @@ from unittest import mock
 from crushlite.clock import SystemClock
 from crushlite.coder.prompts import SUMMARY as WISH
 from crushlite.commands import process
+from crushlite.delegation.storing import store
 from crushlite.errors import TurnOver
 from crushlite.fake_model import End, Fail, Say
-from crushlite.hosting import turn as turns
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
 from crushlite.titles import part as titles_part
@@ -348,13 +348,13 @@ class SummaryCommitTests(UnderWay):
         asking, call = await self.begin()
         self.gate.shut()
         await self.complete(call)
-        storing, store = asyncio.Event(), turns._store
+        storing = asyncio.Event()
 
         async def entered(*args: Any, **fields: Any) -> None:
             storing.set()
             await store(*args, **fields)
 
-        with mock.patch.object(turns, "_store", entered):
+        with mock.patch("crushlite.delegation.summaries.store", entered):
             while not storing.is_set():  # what the turn stores before that: its usage
                 if self.gate.held:
                     self.gate.let()

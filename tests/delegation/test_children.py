@@ -341,8 +341,17 @@ class EndTests(ChildrenCase):
             await turn.tool_result(call, "none", is_error=True)
             await turn.say("done without")
 
-        async with LocalDaemon(agent, wings=[]) as daemon:
+        class Summarizing:
+            run = staticmethod(agent)
+
+            async def summarize(self, turn: Turn) -> None:
+                await turn.say("never")
+
+        async with LocalDaemon(Summarizing(), wings=[]) as daemon:
             anna = await daemon.join()
             await anna.prompt(await anna.session())
             done = await anna.events.wait_for("run_complete")
             self.assertEqual((done["text"], done["error"]), ("done without", None))
+            session = done["session_id"]
+            answer = await anna.call("POST", f"/agent/sessions/{session}/summarize")
+            self.assertEqual((answer.status, answer.json["code"]), (404, "not_found"))

@@ -151,9 +151,9 @@ class RecordTests(unittest.TestCase):
         for use in uses:
             cls = fresh()
             self.assertTrue(records.is_record(cls))
-            self.assertNotIn("__eq__", vars(cls))
+            self.assertNotIn("__match_args__", vars(cls))
             self.assertTrue(use(cls))
-            self.assertIn("__eq__", vars(cls))
+            self.assertIn("__match_args__", vars(cls))
             self.assertEqual([each.name for each in dataclasses.fields(cls)], ["first", "second"])
             self.assertEqual(cls(1), cls(first=1, second=2))
         self.assertFalse(records.is_record(int))

@@ -555,30 +555,6 @@ class BookkeepingTests(TurnBench):
                 await further
         self.assertEqual(turn.limits.reached, "cost")
 
-    async def answered(self, turn: LiveTurn, **response: Any) -> Question:
-        """Report a cost of 0.5, answer what is asked then, and return the question."""
-        spending = asyncio.ensure_future(turn.usage(Usage(1, 1, 0.5)))
-        for _ in range(3):  # the write of the usage, and the question
-            await asyncio.sleep(0)
-        asked = self.workspace.questions.listed()
-        (question,) = asked[0].questions
-        reply = QuestionResponse(question.id, **response)
-        self.workspace.questions.answer(asked[0].id, [reply])
-        await spending
-        return question
-
-    async def test_a_person_who_attends_is_asked_before_a_limit_of_cost_ends_the_run(self) -> None:
-        turn = self.turn(max_cost=0.5)
-        question = await self.answered(turn, selected_ids=["more"])
-        self.assertIn("has cost $0.50, its limit is $0.50", question.question)
-        self.assertEqual([c.label for c in question.choices][1:], ["$0.50 more", "$2.50 more"])
-        await turn.say("so it goes on")
-        await self.answered(turn, fill_in_text="$2")  # of 1.00 spent, with 3.00 to spend
-        await turn.usage(Usage(1, 1, 1.75))
-        with self.assertRaisesRegex(LimitReached, r"max_cost = 3\.0"):
-            await self.answered(turn, selected_ids=["stop"])
-        self.assertEqual((turn.limits.reached, turn.limits.cost), ("cost", 3.25))
-
     async def test_what_a_damaged_row_cannot_take_fails_no_turn_and_is_owed(self) -> None:
         turn = self.turn()
         await self.execute("UPDATE sessions SET todos = '{'")

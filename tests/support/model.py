@@ -16,6 +16,7 @@ from crushlite.coder.loop import CoderAgent, CoderOptions, ServedModel
 from crushlite.coder.providers.base import ModelStop, Text
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
+from crushlite.delegation.wing import DelegationPart
 from crushlite.fake_model import End, FakeModel, Say
 from crushlite.hosting import turn_requests
 from crushlite.hosting.turn import LiveTurn
@@ -331,6 +332,10 @@ def said(text: str) -> list[Piece | BaseException]:
 
 class CoderBench(Bench):
     """The coder on a real turn, in a real store, without a daemon."""
+
+    async def asyncSetUp(self) -> None:
+        await super().asyncSetUp()
+        self.parts.append(DelegationPart(self.workspace))
 
     def coder(
         self,

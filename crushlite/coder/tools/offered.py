@@ -16,7 +16,7 @@ from .base import ToolOutcome, denied, image_refusal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...agent.base import OfferedTool, ToolAnswer, ToolMedia
+    from ...features.tools import OfferedTool, ToolAnswer, ToolMedia
     from .base import ToolUse
 
 METADATA_CHARS = 256 * 1024  # clients get it with the result: more is left out

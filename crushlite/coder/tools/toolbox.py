@@ -19,7 +19,8 @@ from .offered import CoderTool
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from ...agent.base import OfferedTool, Turn
+    from ...agent.base import Turn
+    from ...features.tools import OfferedTool
     from .base import Tool, ToolUse
 
 SHARE = 8  # such tools may take one part in so many of the window

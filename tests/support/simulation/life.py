@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import wait_at_most
 from crushlite.daemon import Daemon
+from crushlite.delegation.wing import DelegationWing
 from crushlite.store import Stores
 from crushlite.wing import Wing
 from tests.support.simulation import invariants
@@ -78,7 +79,7 @@ class Life:
                 executor=lambda name: SeededExecutor(self.loop, self._disk_delay),
                 connect=world.disk.connect,
             ),
-            wings=[_Openings(ledger)],
+            wings=[_Openings(ledger), DelegationWing()],  # the second writes summaries
         )
         self._network = Network(
             world.rng(f"network {ledger.life}"), latency=draft.latency, high_water=draft.high_water
