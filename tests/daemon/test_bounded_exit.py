@@ -58,13 +58,16 @@ class does_not_close:
     async def aclose(self):
         await asyncio.Event().wait()
 
-ENDLESS = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
+ENDLESS = """WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)
+SELECT max(nap(x)) FROM n"""
 
 async def hangs_the_store(turn):
-    """A statement that does not end, in the thread of the writer."""
+    """A statement that does not end, in the thread of the writer. It mostly sleeps: other daemons
+    need the processor."""
     store = turn.workspace.store.store
     started = threading.Event()
     def work(conn):
+        conn.create_function("nap", 1, lambda x: time.sleep(0.01))
         started.set()
         conn.execute(ENDLESS).fetchall()
     store.submit(work)
