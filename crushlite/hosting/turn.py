@@ -423,8 +423,10 @@ class LiveTurn(TurnRequests):
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
         cost = 0.0 if usage.estimated else usage.cost
-        counts = usage.prompt_tokens, usage.completion_tokens
-        self.limits.count(cost, *counts)
+        self.limits.count(cost, usage.prompt_tokens, usage.completion_tokens)
+        # Zero means unknown: what an earlier call has reported, and nothing has saved yet, stays.
+        prompt, completion = self._unsaved or (0, 0)
+        counts = usage.prompt_tokens or prompt, usage.completion_tokens or completion
         # Not if a person is to be asked first, which may take long.
         is_last = last and not self.limits.too_expensive
         if is_last and self.parent is None and not self._is_summary:

@@ -735,6 +735,23 @@ class LastUsageTests(RunnerTestCase):
             session = f"{cost} {2 * number}"
             self.assertEqual(self.shown()[-3:], [session, finish, session])
 
+    async def counted(self, later: Usage, *, last: bool) -> tuple[int, int]:
+        """The session's counts after a run whose last model call was followed by another one."""
+        run_id = f"{later} {last}"
+        run = await self.begin(run_id)
+        await self.used(run)
+        await run.do(lambda turn: turn.usage(later, last=last))
+        run.release()
+        await self.complete(run_id)
+        session = await self.get(f"/sessions/{self.session}")
+        return session["prompt_tokens"], session["completion_tokens"]
+
+    async def test_counts_that_are_unknown_later_do_not_erase_it(self) -> None:
+        for last in (True, False):
+            self.assertEqual(await self.counted(Usage(0, 0), last=last), (120, 30))
+            self.assertEqual(await self.counted(Usage(0, 7), last=last), (120, 7))
+            self.assertEqual(await self.counted(Usage(9, 0), last=last), (9, 30))
+
     async def test_it_is_stored_before_a_step_that_follows_all_the_same(self) -> None:
         run = await self.begin()
         await self.used(run)
