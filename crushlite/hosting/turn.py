@@ -176,11 +176,11 @@ class LiveTurn(TurnRequests):
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def saving_usage(self) -> Callable[[Connection], object] | None:
-        """What the transaction of the ending must do for usage that is not saved yet; None if all
-        is."""
-        if self._unsaved is None:
+        """What the transaction of the ending must do for usage that is not saved yet, because it
+        was the last or could not be written; None if all is."""
+        if self._unsaved is None and not self._owed:
             return None
-        scope, values = self.workspace.store.scope, (*self._unsaved, self._owed)
+        scope, values = self.workspace.store.scope, (*(self._unsaved or (0, 0)), self._owed)
         now = self.workspace.clock.now()
         return lambda conn: session_rows.save_usage(conn, scope, self.session_id, *values, now)
 
