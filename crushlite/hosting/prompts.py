@@ -134,10 +134,11 @@ def words(error: BaseException) -> str:
 
 class RunLimits:
     """The limits of one run, its sub-agents included, and what counts against them. `reached` is
-    the limit that stopped it, empty if none did."""
+    the limit that stopped it, empty if none did, and `error` what the agent was told then."""
 
     def __init__(self, request: Prompt) -> None:
         self.reached = ""
+        self.error: LimitReached | None = None
         self.asking = asyncio.Lock()  # held while parts are asked for more
         self.steps = 0
         self.cost = 0.0
@@ -174,6 +175,7 @@ class RunLimits:
 
     def stop(self, limit: str, words: str) -> LimitReached:
         """Note that a limit was reached; returns the error that says so. The first one counts."""
-        if not self.reached:
+        if self.error is None:
             self.reached = limit
+            self.error = LimitReached(f"stopped at {words}", limit)
         return LimitReached(f"stopped at {words}", self.reached)

@@ -252,7 +252,8 @@ class Runner:
 
     def _out_of_time(self, live: LiveRun) -> None:
         """Stop a run that has reached its max_seconds, as a cancel does; it ends as failed."""
-        if live.turn is not None and not live.agent_gone.done():
+        left = live.agent_gone.done() or live.agent_task is None or live.agent_task.done()
+        if live.turn is not None and not left:
             seconds = f"max_seconds = {live.request.max_seconds:g}"
             live.overdue = live.turn.limits.stop("time", seconds)
             self._stop(live)
@@ -321,8 +322,11 @@ class Runner:
             if timer is not None:
                 timer.cancel()
         outcome = self._left(live)
-        if live.overdue is not None and outcome is not Outcome.COMPLETED:
-            live.failure = explain(live.overdue, live.run.run_id)
+        stopped = live.overdue
+        if outcome is Outcome.COMPLETED and live.turn is not None:
+            stopped = live.turn.limits.error  # and the agent went on in spite of it
+        if stopped is not None:
+            live.failure = explain(stopped, live.run.run_id)
             return Outcome.FAILED
         if isinstance(live.cause, LimitReached) and live.turn is not None:
             live.turn.limits.stop(live.cause.limit, "")  # it may be a limit that the agent has set

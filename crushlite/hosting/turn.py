@@ -169,10 +169,11 @@ class LiveTurn(TurnRequests):
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def saving_usage(self) -> Callable[[Connection], object] | None:
-        """What the ending's transaction must do to save the rest of the usage; None if nothing."""
-        if self._unsaved is None:
+        """What the transaction of the ending must do for usage that is not saved yet, because it
+        was the last or could not be written; None if all is."""
+        if self._unsaved is None and not self._owed:
             return None
-        scope, values = self.workspace.store.scope, (*self._unsaved, self._owed)
+        scope, values = self.workspace.store.scope, (*(self._unsaved or (0, 0)), self._owed)
         now = self.workspace.clock.now()
         return lambda conn: session_rows.save_usage(conn, scope, self.session_id, *values, now)
 
@@ -408,8 +409,10 @@ class LiveTurn(TurnRequests):
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
         cost = 0.0 if usage.estimated else usage.cost
-        counts = usage.prompt_tokens, usage.completion_tokens
-        self.limits.count(cost, *counts)
+        self.limits.count(cost, usage.prompt_tokens, usage.completion_tokens)
+        # Zero means unknown: what an earlier call has reported, and nothing has saved yet, stays.
+        prompt, completion = self._unsaved or (0, 0)
+        counts = usage.prompt_tokens or prompt, usage.completion_tokens or completion
         # Not if a person is to be asked first, which may take long.
         is_last = last and not self.limits.too_expensive
         if is_last and self.parent is None and not self.is_summary:

@@ -11,6 +11,7 @@ from unittest import mock
 from urllib.parse import quote
 
 from crushlite.agent.base import Usage
+from crushlite.errors import LimitReached
 from crushlite.hosting.live_run import _info
 from crushlite.protocol.sessions import Todo
 from crushlite.settings import Settings
@@ -735,6 +736,23 @@ class LastUsageTests(RunnerTestCase):
             session = f"{cost} {2 * number}"
             self.assertEqual(self.shown()[-3:], [session, finish, session])
 
+    async def counted(self, later: Usage, *, last: bool) -> tuple[int, int]:
+        """The session's counts after a run whose last model call was followed by another one."""
+        run_id = f"{later} {last}"
+        run = await self.begin(run_id)
+        await self.used(run)
+        await run.do(lambda turn: turn.usage(later, last=last))
+        run.release()
+        await self.complete(run_id)
+        session = await self.get(f"/sessions/{self.session}")
+        return session["prompt_tokens"], session["completion_tokens"]
+
+    async def test_counts_that_are_unknown_later_do_not_erase_it(self) -> None:
+        for last in (True, False):
+            self.assertEqual(await self.counted(Usage(0, 0), last=last), (120, 30))
+            self.assertEqual(await self.counted(Usage(0, 7), last=last), (120, 7))
+            self.assertEqual(await self.counted(Usage(9, 0), last=last), (9, 30))
+
     async def test_it_is_stored_before_a_step_that_follows_all_the_same(self) -> None:
         run = await self.begin()
         await self.used(run)
@@ -836,6 +854,27 @@ class LimitTests(BoundedTestCase):
                 self.assertEqual((info["limit"], info["prompt"]), (done["limit"], "go"))
                 self.assertGreaterEqual(info["cost"], 0.75)
                 self.assertEqual(info["cost"], info["prompt_tokens"] / 4)
+
+    async def test_a_limit_holds_also_if_the_agent_hides_that_it_was_told(self) -> None:
+        async def agent(turn: Turn) -> None:
+            await turn.say("so far")
+            with contextlib.suppress(LimitReached, asyncio.CancelledError):
+                await turn.usage(Usage(1, 1, 0.75))
+                await turn.step()
+                await asyncio.Event().wait()
+            await turn.say(", and more")
+
+        async with LocalDaemon(agent) as daemon:
+            anna = await daemon.join()
+            for limit in ({"max_cost": 0.5}, {"max_steps": 1}, {"max_seconds": 0.01}):
+                session = await anna.session()
+                await anna.prompt(session, "go", **limit)
+                done = await anna.events.wait_for("run_complete", session_id=session)
+                ((name, value),) = limit.items()
+                self.assertEqual(done["error"], f"stopped at {name} = {value}")
+                (info,) = (await anna.call("GET", f"/runs?session_id={session}")).json
+                self.assertEqual((info["outcome"], info["limit"]), ("failed", done["limit"]))
+                self.assertEqual((await anna.messages(session))[-1].finish, "error")
 
     async def out_of_time(self, agent: Callable[[Turn], Any]) -> None:
         """A run that would last for ever ends at its limit of time, and the next one runs. The

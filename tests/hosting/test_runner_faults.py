@@ -467,6 +467,17 @@ class TurnTests(FaultTestCase):
         await self.assert_agreed([("user", "stop", "main"), ("assistant", "end_turn", "answer")])
         self.assertTrue((await self.row("main")).user_message_id)
 
+    async def test_a_cost_that_could_not_be_saved_is_saved_with_the_ending(self) -> None:
+        run = await self.begin()
+        self.disk.fill("UPDATE sessions")
+        with self.assertLogs("crushlite.hosting.turn", "WARNING"):
+            await run.do(lambda turn: turn.usage(Usage(10, 5, 0.5)))
+        self.disk.free()
+        await self.end(run, "answer")
+        (done,) = self.anna.events.all("run_complete")
+        answer = await self.anna.call("GET", f"/sessions/{self.session}")
+        self.assertEqual((done["cost"], answer.json["cost"]), (0.5, 0.5))
+
     async def test_a_checkpoint_that_failed_is_tried_again_although_nothing_more_is_said(
         self,
     ) -> None:
