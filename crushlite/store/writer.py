@@ -20,15 +20,9 @@ import logging
 import sqlite3
 from typing import TYPE_CHECKING
 
-from ..errors import (
-    CorruptDatabase,
-    CrushliteError,
-    StoreBusy,
-    StoreFailed,
-    StoreFull,
-    StoreOverloaded,
-)
-from .callqueue import CallQueue, StoreCall, deliver, identity
+from .. import errors
+from ..errors import CorruptDatabase, CrushliteError, StoreFailed
+from .callqueue import CallQueue, StoreCall, identity
 from .connection import breaks_connection, says_damage
 from .inspection import check_pages, damaged
 
@@ -40,7 +34,10 @@ _SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of t
 _SAMPLE = 400  # rows per index that the statistics are made from
 
 # What a write fails with for a reason of the store's own.
-STORE_ERRORS = (StoreFull, StoreOverloaded, StoreBusy, StoreFailed, CorruptDatabase)
+STORE_ERRORS = (
+    *(errors.StoreFull, errors.StoreOverloaded, errors.StoreBusy),
+    *(StoreFailed, CorruptDatabase),
+)
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +74,14 @@ class Writer(CallQueue):
     def _run(self, batch: list[StoreCall]) -> None:
         self._commit(batch)
         self._measure_log(batch)
-        # Before the futures are resolved: the caller of a failed write finds the trouble set.
-        deliver(self._loop, batch, lambda: self._note_trouble(batch))
+        self._deliver(batch)
         self._trim_log()
 
     # Trouble, in the event loop -----------------------------------------------------------------
+
+    def _resolve(self, calls: list[StoreCall]) -> None:
+        self._note_trouble(calls)  # first: the caller of a failed write finds the trouble set
+        super()._resolve(calls)
 
     def _note_trouble(self, batch: list[StoreCall]) -> None:
         for call in reversed(batch):  # the last that says anything decides
