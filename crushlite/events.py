@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from .backlog import Backlog, Event, LinearBacklog
 from .errors import IllegalCall
+from .http.messages import Stream
 from .protocol.codec import dumps
 from .protocol.events import Resync, is_base, to_json
 from .protocol.messages import Message, MessageDelta, ToolOutput
@@ -80,7 +81,7 @@ class Bounds:
 _DEFAULT = Bounds()
 
 
-class Subscriber(asyncio.Queue[Event | None]):
+class Subscriber(asyncio.Queue[Event | None], Stream):
     """One reader of a hub: a consumer in this process, or a stream with a sink.
 
     A consumer awaits `get`, which returns None from the end on, or iterates. A stream has no task:
@@ -90,6 +91,8 @@ class Subscriber(asyncio.Queue[Event | None]):
     `slow` or `failed`. `when_closed` is called once after that, from the event loop; if it is set
     later, at the next call of the connection.
     """
+
+    headers = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
 
     def __init__(
         self,

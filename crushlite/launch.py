@@ -11,9 +11,6 @@ A daemon is ready when it answers GET /v1/health, within CRUSHLITE_READY_TIMEOUT
 is not set). The output of one that was started here goes to a log file in the directory of the
 default socket. One of another version is asked to leave if it has nothing to do, and replaced; one
 that is needed stays and is used: any update looks like a new version, and must not end work.
-
-A daemon is started as `python -P -m PACKAGE serve`, whatever name this package was vendored under.
-A tool that has no such command says in `Wanted.command` how its own daemon is started.
 """
 
 from __future__ import annotations
@@ -28,17 +25,10 @@ import threading
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from . import errors
 from .client import Client, ConnectionFailed
 from .clock import SystemClock
-from .errors import (
-    BadRequest,
-    CrushliteError,
-    DataDirectoryInUse,
-    ServerInUse,
-    ShuttingDown,
-    UsageError,
-    WrongPeer,
-)
+from .errors import CrushliteError, ShuttingDown, UsageError
 from .itself import python_command, python_path
 from .listen import default_path, default_socket, parse_address, private_directory
 from .records import dataclass
@@ -71,9 +61,9 @@ class Wanted:
     """Which daemon to use, how to start it if it is not there, and what to ask it for.
 
     `command` is the argv that starts a daemon, which must listen on `url`; if empty, `python -P -m
-    PACKAGE serve` with `agent`, else with that of CRUSHLITE_AGENT, else `auto`. With an `agent`, a
-    daemon that serves another one is replaced if it is idle, and else refused. `say` is called with
-    a line of text when there is something to wait for."""
+    PACKAGE serve` of this very package, with `agent`, else with that of CRUSHLITE_AGENT, else
+    `auto`. With an `agent`, a daemon that serves another one is replaced if it is idle, and else
+    refused. `say` is called with a line of text when there is something to wait for."""
 
     url: str | None = None  # the default socket if None
     token: str = ""
@@ -98,8 +88,7 @@ def open_workspace(
     yolo: bool = False,
     command: Sequence[str] = (),
 ) -> contextlib.AbstractAsyncContextManager[RemoteWorkspace]:
-    """A context with the workspace of a directory (the current one if none is given), in a daemon
-    that is found or started. See `Wanted` for the arguments, and `joined`."""
+    """A context with a workspace in a daemon that is found or started: see `Wanted`, `joined`."""
     return joined(Wanted(url, token, agent, path, yolo, command=command))
 
 
@@ -145,9 +134,8 @@ def default_address() -> str:
 
 async def ensure_daemon(wanted: Wanted) -> str:
     """Find a living daemon or start one; returns its URL. Raises CrushliteError if it does not get
-    ready, UsageError if it serves another agent than the one that is wanted. A TCP address is
-    returned as it is: whether a daemon serves it the first request will show, and none is started
-    on a port, because who may use that is for a person to decide."""
+    ready, UsageError if it serves another agent than the wanted one. A TCP address is returned as
+    it is: none is started on a port, because who may use that is for a person to decide."""
     address = wanted.url or default_address()
     if not address.startswith("unix://"):
         if wanted.agent:
@@ -164,12 +152,12 @@ async def ensure_daemon(wanted: Wanted) -> str:
 async def _asked(
     address: str, question: Callable[[Client], Awaitable[T]]
 ) -> tuple[Probe, T | None]:
-    """Ask a daemon, if one is there, and return its answer if it gives one. One that accepts the
-    connection and does not answer is `silent`: it may be busy, or leaving."""
+    """Ask a daemon, and return its answer if it gives one. One that accepts the connection and does
+    not answer is `silent`: it may be busy, or leaving."""
     try:
         async with Client(address) as client, asyncio.timeout(PROBE_SECONDS):
             return "alive", await question(client)
-    except WrongPeer:
+    except errors.WrongPeer:
         raise
     except (CrushliteError, TimeoutError) as error:
         unreached = isinstance(error, ConnectionFailed) and not error.reached
@@ -213,15 +201,15 @@ async def _ask_to_leave(client: Client) -> None:
     which it gets if it has no workspace."""
     try:
         await client.control("shutdown_if_idle")
-    except BadRequest:
+    except errors.BadRequest:
         if await client.workspaces():
-            raise ServerInUse("it has workspaces") from None
+            raise
         await client.control("shutdown")
 
 
 async def _start(address: str, state: Probe, wanted: Wanted) -> None:
-    """Start a daemon, or wait for one that another client starts; `state` is what the last probe
-    found. Raises CrushliteError if it does not answer in time, or ends."""
+    """Start a daemon, or wait for one that another client starts, if the last probe found `state`.
+    Raises CrushliteError if it does not answer in time, or ends."""
     clock, deadline = wanted.clock, wanted.clock.time() + ready_seconds()
     waiting = False
     with _Starter(address, wanted) as starter:
@@ -352,17 +340,16 @@ def _serve_command(address: str, agent: str) -> list[str]:
 
 def _environment() -> dict[str, str]:
     """The environment of a daemon: ours, with a PYTHONPATH that leads to this very package."""
-    path = python_path(os.environ.get("PYTHONPATH", ""))
-    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return {**others, "PYTHONPATH": path} if path else others
+    ours = {**os.environ, "PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}
+    return {name: value for name, value in ours.items() if value or name != "PYTHONPATH"}
 
 
 # Opening the workspace --------------------------------------------------------------------------
 
 
 async def join(wanted: Wanted) -> RemoteWorkspace:
-    """Open the workspace, in a daemon that is found or started. The caller closes the client of the
-    workspace. If the daemon leaves before it is asked, its successor is asked."""
+    """Open the workspace, in a daemon that is found or started; if it leaves before it is asked, in
+    its successor. The caller closes the client of the workspace."""
     clock, tries, said = wanted.clock, TRIES, ""
     patience = clock.time() + HANDOVER_SECONDS
     while True:
@@ -377,7 +364,7 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
             wanted.say(f"looking for another daemon: {error.message}")
             if isinstance(error, ShuttingDown):
                 await _until_gone(address, before, clock)
-        except DataDirectoryInUse as error:
+        except errors.DataDirectoryInUse as error:
             if clock.time() > patience:
                 raise
             if error.message != said:

@@ -61,11 +61,7 @@ class EventStream:
     """
 
     def __init__(
-        self,
-        workspace: WorkspaceRequests,
-        *,
-        reconnect: bool = True,
-        last_id: str | None = None,
+        self, workspace: WorkspaceRequests, *, reconnect: bool = True, last_id: str | None = None
     ) -> None:
         self.last_id = last_id  # of the newest event that was yielded: `events(last_id=...)`
         self._workspace = workspace

@@ -15,10 +15,8 @@ Invariants:
 - A complete request is launched in the same call that received its last byte, unless it must wait
   behind another one. It is carried out even if the connection is lost: only the answer is lost.
 - After a head or body was refused nothing that follows is parsed.
-- The bytes that a body counts for are given back: by `_release_body`, or when the request's task,
-  which holds the body, has ended.
-- A connection has a rank in `Capacity`, and may be closed for another one at any time, unless it is
-  BUSY or a STREAM.
+- The bytes that a body counts for are given back by `_release_body`, or when its task has ended.
+- A connection may be closed for another one (`Capacity`) at any time, but not as BUSY or STREAM.
 - `Stream.closed` is called once: `_end_stream` forgets the stream before it calls.
 
 `Outbox` keeps the order of output and its time limit, `Deadline` the time that a state may take.
@@ -63,8 +61,7 @@ class State(enum.Enum):
 
 
 class Owner:
-    """What the connections of a server share: routes, limits and counts, and the tasks that carry
-    their requests out. `HTTPServer` adds listening and leaving."""
+    """What the connections of a server share; `HTTPServer` adds listening and leaving."""
 
     def __init__(
         self, router: Router, clock: Clock, limits: Limits, translate: Translate | None
@@ -350,8 +347,8 @@ class Connection(asyncio.Protocol):
         return True
 
     def _await_body(self, size: int) -> None:
-        """Wait for more of a body of which `size` bytes are here. A pause has a limit, and the
-        whole body has one: so many seconds, and more for what has arrived."""
+        """Wait for more of a body of which `size` bytes are here. There is a limit for a pause, and
+        one for the whole body, which grows with what has arrived."""
         limits, admission = self._owner.limits, self._admission
         assert admission is not None
         whole = limits.body_grace + size / limits.body_rate
@@ -362,8 +359,7 @@ class Connection(asyncio.Protocol):
         self._wait_as(Rank.BODY)
 
     def _count_body(self, size: int, admission: Admission) -> None:
-        """Count `size` bytes, declared or received so far, as this request's body. Raises 503 if
-        all bodies together are too large."""
+        """Count `size` bytes, declared or received, of this body; 503 if all are too many."""
         owner = self._owner
         if size > owner.limits.small_body:
             self._budget = owner.urgent_bodies if admission.route.urgent else owner.bodies

@@ -1,8 +1,7 @@
 """Routes as data, found by walking path segments.
 
 The guard is called with every request, found or not, so that a client without rights does not learn
-which routes exist. Decoded segments are compared: a literal wins over a parameter, and a parameter
-matches one non-empty segment.
+which routes exist. A literal wins over a parameter, which matches one non-empty decoded segment.
 """
 
 from __future__ import annotations

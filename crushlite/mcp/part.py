@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..config.profile import FileProfile
     from ..config.toolservers import ToolServer
     from ..outbound.proxies import Proxies
-    from ..protocol.features import McpEvent
+    from ..protocol.events import McpEvent
     from ..wing import OpenWorkspace
     from .places import StartingPlaces
 

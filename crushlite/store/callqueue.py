@@ -1,12 +1,12 @@
-"""A queue of calls into the database, and the connection that they use. There are two: the writer,
-which has a module of its own, and the reader.
+"""A queue of calls into the database, with the connection that they use: the writer, which has a
+module of its own, and the reader.
 
 Calls are queued in the event loop, run one at a time in the order they are made, in whatever thread
 the executor has, and their futures are resolved in the event loop again. So a connection needs no
 lock. Cancelling a future does not undo its call. The queue is bounded.
 
-A connection that has failed in a way that it may not recover from (an I/O error, damage) is
-replaced before the next call: what was wrong may be over without the connection noticing.
+A connection that may not recover from a failure (an I/O error, damage) is replaced before the next
+call: what was wrong may be over without the connection noticing.
 """
 
 from __future__ import annotations
@@ -226,13 +226,11 @@ class CallQueue:
 
 class Reader(CallQueue):
     """Lists and histories, on a connection that cannot write. Each call sees one moment of the
-    database. No transaction is open between calls, as an open read keeps the log from being
-    shortened. Calls are answered one by one: a short read is not held back by a long one behind it.
+    database, and is answered before the next one runs. No transaction is open between calls, as an
+    open read keeps the log from being shortened.
 
-    Making objects of many rows keeps the interpreter busy, and a thread gets hold of it again only
-    after some milliseconds: a prompt that is being stored would lose that at each of its
-    statements. So a read of more than a few milliseconds (a thousand sessions) pauses every few
-    rows."""
+    Making objects of many rows keeps the interpreter busy: a prompt that is being stored would lose
+    some milliseconds at each of its statements. So a longer read pauses every few rows."""
 
     _began = 0.0  # when the read under way did
 

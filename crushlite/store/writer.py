@@ -2,16 +2,14 @@
 
 It runs all calls that wait in one transaction, each under a savepoint if there are several: a
 commit costs a flush of the disk, however many share it. A call that fails is rolled back alone. But
-SQLite may drop the whole transaction (a full disk, an I/O error), and what ran next would run
-outside any; so `in_transaction` is checked after every exception, and a lost batch is repeated call
-by call. Hence work may run twice.
+SQLite may drop the whole transaction (a full disk, an I/O error): so `in_transaction` is checked
+after every exception, and a lost batch is repeated call by call. Hence work may run twice.
 
 Nothing is committed to a file that is no longer there, and nothing is written any more to one that
 turns out to be damaged: what it still holds must not get worse.
 
-A write that fails for a reason of the store's own (a full disk, a lock, an I/O error, damage) is
-*trouble*; one that is refused (no such session, a bad value) is not. Trouble lasts until a write
-has reached the file again.
+A write that fails for a reason of the store's own (a full disk, a lock, damage) is *trouble*; one
+that is refused (no such session, a bad value) is not. Trouble lasts until a write works again.
 """
 
 from __future__ import annotations
@@ -58,8 +56,7 @@ class Writer(CallQueue):
     left_clean = False  # after close: the file is whole without its log
 
     def compact(self) -> asyncio.Future[None]:
-        """Make the file as small as what it holds. It is written anew, and nothing else is written
-        meanwhile: some seconds for a gigabyte."""
+        """Write the file anew, as small as what it holds; other writes wait meanwhile."""
         return self._run_apart(self._compact)
 
     def _compact(self) -> None:
