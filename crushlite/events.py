@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .clock import Clock, Timer
-    from .http.messages import ByteSink
+    from .http.messages import ByteSink, Pairs
 
 _CHUNK = 256 * 1024  # most bytes per write: a queued event can still be conflated, a sent one not
 _STALL_CHECKS = 4  # checks of a paused sink per stall period
@@ -92,7 +92,7 @@ class Subscriber(asyncio.Queue[Event | None], Stream):
     later, at the next call of the connection.
     """
 
-    headers = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
+    headers: Pairs = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
 
     def __init__(
         self,

@@ -30,7 +30,13 @@ from .client import Client, ConnectionFailed
 from .clock import SystemClock
 from .errors import CrushliteError, ShuttingDown, UsageError
 from .itself import python_command, python_path
-from .listen import default_path, default_socket, parse_address, private_directory
+from .listen import (
+    default_path,
+    default_socket,
+    file_identity,
+    parse_address,
+    private_directory,
+)
 from .records import dataclass
 from .version import WIRE_VERSION
 
@@ -113,8 +119,7 @@ async def goodbye(client: Client) -> None:
 
 
 def ready_seconds() -> float:
-    """How long to wait for a daemon that starts, or for one that was lost. Raises UsageError if
-    CRUSHLITE_READY_TIMEOUT is no number of seconds."""
+    """How long to wait for a daemon that starts, or that was lost: CRUSHLITE_READY_TIMEOUT."""
     text = os.environ.get("CRUSHLITE_READY_TIMEOUT") or str(READY_SECONDS)
     try:
         value = float(text)
@@ -167,7 +172,7 @@ async def _asked(
 async def _asked_to_leave(address: str, info: VersionInfo, wanted: Wanted) -> bool:
     """Ask a daemon of another version, or with another agent than the one that is wanted, to leave;
     returns whether it did. Raises UsageError if it stays, and serves another agent."""
-    before = _identity(address)
+    before = file_identity(address.removeprefix("unix://"))
     other = bool(info.agent and wanted.agent and info.agent != wanted.agent)
     # A server that is no crushlite was put there on purpose, and is not ours to replace.
     if not info.version.startswith("crushlite-") or (info.version == WIRE_VERSION and not other):
@@ -354,7 +359,7 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
     patience = clock.time() + HANDOVER_SECONDS
     while True:
         address = await ensure_daemon(wanted)
-        before = _identity(address)
+        before = file_identity(address.removeprefix("unix://"))
         try:
             workspace = await _create(address, wanted)
         except (ShuttingDown, ConnectionFailed) as error:
@@ -396,19 +401,10 @@ def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
 async def _until_gone(address: str, socket: tuple[int, int, int] | None, clock: Clock) -> None:
     """Wait until the socket of a leaving daemon is gone or replaced, at most `ready_seconds`."""
     deadline = clock.time() + ready_seconds()
-    while socket is not None and _identity(address) == socket:
+    while socket is not None and file_identity(address.removeprefix("unix://")) == socket:
         if clock.time() > deadline:
             break  # the caller asks it again, and reports what it answers
         await clock.sleep(ATTEMPT_SECONDS)
-
-
-def _identity(address: str) -> tuple[int, int, int] | None:
-    """What distinguishes a socket file from its successor at the same path; None without one."""
-    try:
-        info = os.stat(address.removeprefix("unix://"))
-    except OSError:
-        return None
-    return info.st_dev, info.st_ino, info.st_ctime_ns
 
 
 def here() -> str:
@@ -420,7 +416,6 @@ def here() -> str:
 
 
 def own_environment() -> list[str]:
-    """The environment that the tools of the agent get: that of this process, as NAME=value. An
-    entry that is not text cannot be sent, and is left out."""
+    """Our environment for the agent's tools, as NAME=value, without what cannot be sent as text."""
     entries = (f"{name}={value}" for name, value in os.environ.items())
     return [entry for entry in entries if not any("\ud800" <= c <= "\udfff" for c in entry)]

@@ -1,8 +1,7 @@
 """What a daemon needs of the API to listen, and to answer that it is well.
 
 Clients ask for its health before they ask for anything else. All other routes, with the classes of
-the protocol that they name, are loaded with the first request for one of them, at the latest a
-second after the start.
+the protocol that they name, are loaded with the first request for one, or a second after the start.
 """
 
 from __future__ import annotations

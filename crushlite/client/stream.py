@@ -85,8 +85,7 @@ class EventStream:
         self._waiting: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> EventStream:
-        """Subscribe. From the return on no event is missed. A daemon that cannot be reached raises:
-        the stream reconnects only after it was connected once."""
+        """Subscribe: from now on no event is missed. Raises if the daemon cannot be reached."""
         if self._entered:
             raise RuntimeError("a stream is entered once: ask for a new one")
         self._entered = True
@@ -105,8 +104,7 @@ class EventStream:
         await self._end()
 
     async def reopen(self, reason: str) -> None:
-        """Drop the connection and reconnect, with a `resync`: for a reader that could not read the
-        state that belongs to the events it has."""
+        """Reconnect, with a `resync`: for a reader that could not read the state it needs."""
         self._gap = reason
         await self._lost(reason)
 
@@ -221,8 +219,7 @@ class EventStream:
         self._must_introduce = False
 
     async def _connect(self) -> None:
-        """Subscribe. A workspace that is gone is created again, once; its events are numbered
-        anew, so the old position is dropped."""
+        """Subscribe. A workspace that is gone is created again, once, and has no old positions."""
         wanted = self._workspace.id
         try:
             await self._subscribe()
@@ -234,8 +231,8 @@ class EventStream:
             await self._subscribe()
 
     def _add_resync(self) -> None:
-        """Yield the resync that is due. Only once subscribed: state that the client reads then
-        cannot be older than the first event to come."""
+        """Yield the resync that is due, once subscribed: what is read then is no older than the
+        first event to come."""
         if self._gap:
             self._add(Resync(self._gap))
             self._gap = ""

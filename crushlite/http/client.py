@@ -144,7 +144,6 @@ class StreamResponse:
         self.complete = False
         self._chunks: list[bytes] = []
         self._unread = 0
-        self._paused = False
         self._unparsed = False  # `_parse_on` is scheduled
         self._informed = 0
         self._error: ClientError | None = None
@@ -153,8 +152,7 @@ class StreamResponse:
     # Called by the connection.
 
     def feed(self, data: bytes | None) -> None:
-        """Parse bytes from the server. Empty: EOF, which ends a close-delimited body; None: only go
-        on with what was received before."""
+        """Parse bytes from the server; empty at EOF, None to go on with those that came before."""
         self.received += len(data or b"")
         if self.complete or self._error is not None:
             return
@@ -182,7 +180,7 @@ class StreamResponse:
                 self.headers = Headers(fields)
             elif isinstance(event, h11.EndOfMessage):
                 self.complete = True
-                self._resume()  # else the next answer on this connection would wait for ever
+                self._transport.resume_reading()  # else the next answer here would never be read
                 return
             elif isinstance(event, h11.InformationalResponse):
                 self._informed += 1
@@ -194,31 +192,20 @@ class StreamResponse:
         else:
             # What came holds many small chunks. The rest is parsed in later steps of the loop, and
             # nothing more is read until then.
-            self._pause()
+            self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._parse_on)
             self._unparsed = True
             return
         if event is h11.PAUSED:
             self.fail(ProtocolError("the server switched protocols"))
         if self._unread > _UNREAD_LIMIT:
-            self._pause()
+            self._transport.pause_reading()
         elif not self._unread:
-            self._resume()
+            self._transport.resume_reading()
 
     def _parse_on(self) -> None:
         self._unparsed = False
         self.feed(None)
-
-    def _pause(self) -> None:
-        if not self._paused and not self._transport.is_closing():
-            self._paused = True
-            self._transport.pause_reading()
-
-    def _resume(self) -> None:
-        if self._paused and not self._unparsed:
-            self._paused = False
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
 
     def fail(self, error: ClientError) -> None:
         """Make the reader raise an error, unless the answer is complete or has failed before."""
@@ -252,7 +239,8 @@ class StreamResponse:
         chunk = b"".join(self._chunks)
         self._chunks.clear()
         self._unread = 0
-        self._resume()
+        if not self._unparsed:
+            self._transport.resume_reading()
         return chunk
 
     async def read(self, limit: int = _BODY_LIMIT) -> bytes:

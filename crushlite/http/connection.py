@@ -97,9 +97,8 @@ class Owner:
         return task
 
     async def _carry_out(self, connection: Connection, request: Request, handler: Handler) -> None:
-        answer: Response | Stream
         try:
-            answer = await handler(request)
+            connection.answer(await handler(request))
         except asyncio.CancelledError as error:
             # Either `drain` ran out of time, or the handler awaited something that was cancelled.
             # The peer gets an answer in both cases; only the first is a 503, on which clients look
@@ -110,11 +109,7 @@ class Owner:
                 refusal = self.failed(cause.with_traceback(error.__traceback__), request.head)
             connection.answer(refusal.response())
             raise
-        except Exception as error:  # noqa: BLE001 - every exception becomes an answer
-            answer = self.failed(error, request.head).response()
-        try:
-            connection.answer(answer)
-        except Exception as error:  # noqa: BLE001 - a bad header, say: nothing was written
+        except Exception as error:  # noqa: BLE001 - of the handler, or for a header: nothing is written
             connection.answer(self.failed(error, request.head).response())
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
@@ -347,8 +342,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _await_body(self, size: int) -> None:
-        """Wait for more of a body of which `size` bytes are here. There is a limit for a pause, and
-        one for the whole body, which grows with what has arrived."""
+        """Wait for more of a body. Of `size` bytes depends how long all of it may take."""
         limits, admission = self._owner.limits, self._admission
         assert admission is not None
         whole = limits.body_grace + size / limits.body_rate
@@ -409,14 +403,12 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _pause_reading(self) -> None:
-        if not self._reading_paused and not self._transport.is_closing():
-            self._reading_paused = True
-            self._transport.pause_reading()
+        self._reading_paused = True
+        self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._reading_paused and not self._transport.is_closing():
-            self._reading_paused = False
-            self._transport.resume_reading()
+        self._reading_paused = False
+        self._transport.resume_reading()
 
     # Answering.
 
@@ -541,8 +533,7 @@ class Connection(asyncio.Protocol):
     # Ending.
 
     def _linger(self) -> None:
-        """Half-close, and go on reading for a while: closing with unread input would reset the
-        connection, and the peer might lose the answer."""
+        """Half-close, and read on for a while: a close with unread input could lose the answer."""
         transport = self._transport
         if transport.is_closing():
             return
@@ -572,8 +563,8 @@ class Connection(asyncio.Protocol):
 
     def close_for_another(self) -> bool:
         """Close for another connection. True if that frees the descriptor at once: not if the peer
-        has not taken its last answer. A request that has begun to arrive is answered 503, except
-        one of somebody without a token: in a flood, those answers would cost more than the rest."""
+        has not taken its last answer. A request that has begun to arrive is answered 503, if it may
+        have a token: in a flood of others, those answers would cost more than the rest."""
         begun = self.state is State.BODY or (self.state is State.HEAD and self._scanned)
         if begun and self._trusted:
             self._outbox.write(self._owner.refusal(overloaded("too many connections")))
@@ -586,8 +577,8 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def wind_down(self, *, streams: bool) -> None:
-        """The server stops: close if no request is being carried out or, with `streams`, a stream.
-        A stream that is paused closes later: its last events still wait."""
+        """The server stops: close if there is no request or, with `streams`, if it is a stream: a
+        paused one later, as its last events still wait."""
         if streams and self._stream is not None and not self.writable:
             self._leaving = True
         elif self.state is State.HEAD or (streams and self.state is State.STREAM):

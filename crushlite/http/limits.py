@@ -83,8 +83,8 @@ class Limits:
 
     @classmethod
     def for_open_files(cls, files: int) -> Limits:
-        """The limits of a process that may have so many files open. With few files a quarter of
-        them is for connections, so that those run out first."""
+        """The limits of a process that may open so many files. Of few, a quarter is for
+        connections, so that those run out first."""
         usual = cls()
         room = max(files - _OTHER_FILES, files // 4) // _KINDS
         surplus = min(usual.surplus, room // 8)
@@ -212,7 +212,7 @@ class Capacity:
             self._waiting[Rank.IDLE].move_to_end(member)
 
     def has_room(self) -> bool:
-        """Whether there are few enough for ordinary requests, after closing those who wait for a
+        """Whether an ordinary request may use another place, after closing those who wait for a
         head: the rest up to the limit is reserved for urgent ones."""
         usual = self._limits.connections - self._limits.reserved
         while len(self._ranks) > usual and self.close_one(Rank.IDLE):

@@ -38,8 +38,7 @@ class Admission:
 
 
 class _Node:
-    """One position in the tree of patterns. The names of parameters are kept with the routes: two
-    routes may name the same position differently."""
+    """One position in the tree of patterns. Two routes may name its parameter differently."""
 
     __slots__ = ("literals", "parameter", "routes")
 
@@ -65,8 +64,7 @@ class Router:
         self._root = _tree(routes)
 
     def complete(self) -> None:
-        """Make all routes now, if that is still to be done. Raises what `whole` raises, and
-        ValueError for two routes at one place."""
+        """Make all routes, if that is still to be done. ValueError: two are at one place."""
         if self._whole is not None:
             self._root = _tree(self._whole())
             self._whole = None
