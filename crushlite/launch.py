@@ -119,7 +119,7 @@ async def goodbye(client: Client) -> None:
 
 
 def ready_seconds() -> float:
-    """How long to wait for a daemon that starts, or that was lost: CRUSHLITE_READY_TIMEOUT."""
+    """How long to wait for a daemon that starts or was lost. UsageError if that is no number."""
     text = os.environ.get("CRUSHLITE_READY_TIMEOUT") or str(READY_SECONDS)
     try:
         value = float(text)

@@ -215,7 +215,7 @@ class RunStream:
 
     async def cancel(self) -> None:
         """Cancel this run and no other of its session, also a queued one; or, if it was folded into
-        another run's turn, that run. Its `run_complete` comes as an event."""
+        another run's turn, that run; a deleted one is ignored. Its `run_complete` is an event."""
         try:
             await self.workspace.cancel_run(self.run_id)
         except NotQueued:  # it was folded into the turn of another run

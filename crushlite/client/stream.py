@@ -85,7 +85,8 @@ class EventStream:
         self._waiting: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> EventStream:
-        """Subscribe: from now on no event is missed. Raises if the daemon cannot be reached."""
+        """Subscribe: from now on no event is missed. Raises if that fails: it reconnects later
+        only, after it was connected once."""
         if self._entered:
             raise RuntimeError("a stream is entered once: ask for a new one")
         self._entered = True
@@ -219,7 +220,8 @@ class EventStream:
         self._must_introduce = False
 
     async def _connect(self) -> None:
-        """Subscribe. A workspace that is gone is created again, once, and has no old positions."""
+        """Subscribe. A workspace that is gone is created again, once; its events are numbered
+        anew, so the old position is dropped."""
         wanted = self._workspace.id
         try:
             await self._subscribe()

@@ -342,7 +342,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _await_body(self, size: int) -> None:
-        """Wait for more of a body. Of `size` bytes depends how long all of it may take."""
+        """Wait for more of a body of which `size` bytes are here: they add to its time limit."""
         limits, admission = self._owner.limits, self._admission
         assert admission is not None
         whole = limits.body_grace + size / limits.body_rate
