@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 
 from .backlog import Backlog, Event, LinearBacklog
 from .errors import IllegalCall
+from .http.messages import Stream
 from .protocol.codec import dumps
 from .protocol.events import Resync, is_base, to_json
 from .protocol.messages import Message, MessageDelta, ToolOutput
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .clock import Clock, Timer
-    from .http.messages import ByteSink
+    from .http.messages import ByteSink, Pairs
 
 _CHUNK = 256 * 1024  # most bytes per write: a queued event can still be conflated, a sent one not
 _STALL_CHECKS = 4  # checks of a paused sink per stall period
@@ -81,7 +82,7 @@ class Bounds:
 _DEFAULT = Bounds()
 
 
-class Subscriber(asyncio.Queue[Event | None]):
+class Subscriber(asyncio.Queue[Event | None], Stream):
     """One reader of a hub: a consumer in this process, or a stream with a sink.
 
     A consumer awaits `get`, which returns None from the end on, or iterates. A stream has no task:
@@ -91,6 +92,8 @@ class Subscriber(asyncio.Queue[Event | None]):
     `slow` or `failed`. `when_closed` is called once after that, from the event loop; if it is set
     later, at the next call of the connection.
     """
+
+    headers: Pairs = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
 
     def __init__(
         self,

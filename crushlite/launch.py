@@ -11,9 +11,6 @@ A daemon is ready when it answers GET /v1/health, within CRUSHLITE_READY_TIMEOUT
 is not set). The output of one that was started here goes to a log file in the directory of the
 default socket. One of another version is asked to leave if it has nothing to do, and replaced; one
 that is needed stays and is used: any update looks like a new version, and must not end work.
-
-A daemon is started as `python -P -m PACKAGE serve`, whatever name this package was vendored under.
-A tool that has no such command says in `Wanted.command` how its own daemon is started.
 """
 
 from __future__ import annotations
@@ -28,19 +25,18 @@ import threading
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from . import errors
 from .client import Client, ConnectionFailed
 from .clock import SystemClock
-from .errors import (
-    BadRequest,
-    CrushliteError,
-    DataDirectoryInUse,
-    ServerInUse,
-    ShuttingDown,
-    UsageError,
-    WrongPeer,
-)
+from .errors import CrushliteError, ShuttingDown, UsageError
 from .itself import here, own_environment, python_command, python_path, require_text
-from .listen import default_address, default_socket, parse_address, private_directory
+from .listen import (
+    default_address,
+    default_socket,
+    file_identity,
+    parse_address,
+    private_directory,
+)
 from .records import dataclass
 from .version import WIRE_VERSION
 
@@ -71,9 +67,9 @@ class Wanted:
     """Which daemon to use, how to start it if it is not there, and what to ask it for.
 
     `command` is the argv that starts a daemon, which must listen on `url`; if empty, `python -P -m
-    PACKAGE serve` with `agent`, else with that of CRUSHLITE_AGENT, else `auto`. With an `agent`, a
-    daemon that serves another one is replaced if it is idle, and else refused. `say` is called with
-    a line of text when there is something to wait for."""
+    PACKAGE serve` of this very package, with `agent`, else with that of CRUSHLITE_AGENT, else
+    `auto`. With an `agent`, a daemon that serves another one is replaced if it is idle, and else
+    refused. `say` is called with a line of text when there is something to wait for."""
 
     url: str | None = None  # the default socket if None
     token: str = ""
@@ -98,8 +94,7 @@ def open_workspace(
     yolo: bool = False,
     command: Sequence[str] = (),
 ) -> contextlib.AbstractAsyncContextManager[RemoteWorkspace]:
-    """A context with the workspace of a directory (the current one if none is given), in a daemon
-    that is found or started. See `Wanted` for the arguments, and `joined`."""
+    """A context with a workspace in a daemon that is found or started: see `Wanted`, `joined`."""
     return joined(Wanted(url, token, agent, path, yolo, command=command))
 
 
@@ -124,8 +119,7 @@ async def goodbye(client: Client) -> None:
 
 
 def ready_seconds() -> float:
-    """How long to wait for a daemon that starts, or for one that was lost. Raises UsageError if
-    CRUSHLITE_READY_TIMEOUT is no number of seconds."""
+    """How long to wait for a daemon that starts or was lost. UsageError if that is no number."""
     text = os.environ.get("CRUSHLITE_READY_TIMEOUT") or str(READY_SECONDS)
     try:
         value = float(text)
@@ -141,9 +135,8 @@ def ready_seconds() -> float:
 
 async def ensure_daemon(wanted: Wanted) -> str:
     """Find a living daemon or start one; returns its URL. Raises CrushliteError if it does not get
-    ready, UsageError if it serves another agent than the one that is wanted. A TCP address is
-    returned as it is: whether a daemon serves it the first request will show, and none is started
-    on a port, because who may use that is for a person to decide."""
+    ready, UsageError if it serves another agent than the wanted one. A TCP address is returned as
+    it is: none is started on a port, because who may use that is for a person to decide."""
     address = wanted.url or default_address()
     if not address.startswith("unix://"):
         if wanted.agent:
@@ -160,12 +153,12 @@ async def ensure_daemon(wanted: Wanted) -> str:
 async def _asked(
     address: str, question: Callable[[Client], Awaitable[T]]
 ) -> tuple[Probe, T | None]:
-    """Ask a daemon, if one is there, and return its answer if it gives one. One that accepts the
-    connection and does not answer is `silent`: it may be busy, or leaving."""
+    """Ask a daemon, and return its answer if it gives one. One that accepts the connection and does
+    not answer is `silent`: it may be busy, or leaving."""
     try:
         async with Client(address) as client, asyncio.timeout(PROBE_SECONDS):
             return "alive", await question(client)
-    except WrongPeer:
+    except errors.WrongPeer:
         raise
     except (CrushliteError, TimeoutError) as error:
         unreached = isinstance(error, ConnectionFailed) and not error.reached
@@ -175,7 +168,7 @@ async def _asked(
 async def _asked_to_leave(address: str, info: VersionInfo, wanted: Wanted) -> bool:
     """Ask a daemon of another version, or with another agent than the one that is wanted, to leave;
     returns whether it did. Raises UsageError if it stays, and serves another agent."""
-    before = _identity(address)
+    before = file_identity(address.removeprefix("unix://"))
     other = bool(info.agent and wanted.agent and info.agent != wanted.agent)
     # A server that is no crushlite was put there on purpose, and is not ours to replace.
     if not info.version.startswith("crushlite-") or (info.version == WIRE_VERSION and not other):
@@ -209,15 +202,15 @@ async def _ask_to_leave(client: Client) -> None:
     which it gets if it has no workspace."""
     try:
         await client.control("shutdown_if_idle")
-    except BadRequest:
+    except errors.BadRequest:
         if await client.workspaces():
-            raise ServerInUse("it has workspaces") from None
+            raise
         await client.control("shutdown")
 
 
 async def _start(address: str, state: Probe, wanted: Wanted) -> None:
-    """Start a daemon, or wait for one that another client starts; `state` is what the last probe
-    found. Raises CrushliteError if it does not answer in time, or ends."""
+    """Start a daemon, or wait for one that another client starts, if the last probe found `state`.
+    Raises CrushliteError if it does not answer in time, or ends."""
     clock, deadline = wanted.clock, wanted.clock.time() + ready_seconds()
     waiting = False
     with _Starter(address, wanted) as starter:
@@ -348,24 +341,23 @@ def _serve_command(address: str, agent: str) -> list[str]:
 
 def _environment() -> dict[str, str]:
     """The environment of a daemon: ours, with a PYTHONPATH that leads to this very package."""
-    path = python_path(os.environ.get("PYTHONPATH", ""))
-    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return {**others, "PYTHONPATH": path} if path else others
+    ours = {**os.environ, "PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}
+    return {name: value for name, value in ours.items() if value or name != "PYTHONPATH"}
 
 
 # Opening the workspace --------------------------------------------------------------------------
 
 
 async def join(wanted: Wanted) -> RemoteWorkspace:
-    """Open the workspace, in a daemon that is found or started. The caller closes the client of the
-    workspace. If the daemon leaves before it is asked, its successor is asked. Raises UsageError
-    for a directory that no request can name."""
+    """Open the workspace, in a daemon that is found or started; if it leaves before it is asked, in
+    its successor. The caller closes the client of the workspace. Raises UsageError for a directory
+    that no request can name."""
     require_text(wanted.directory)
     clock, tries, said = wanted.clock, TRIES, ""
     patience = clock.time() + HANDOVER_SECONDS
     while True:
         address = await ensure_daemon(wanted)
-        before = _identity(address)
+        before = file_identity(address.removeprefix("unix://"))
         try:
             workspace = await _create(address, wanted)
         except (ShuttingDown, ConnectionFailed) as error:
@@ -375,7 +367,7 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
             wanted.say(f"looking for another daemon: {error.message}")
             if isinstance(error, ShuttingDown):
                 await _until_gone(address, before, clock)
-        except DataDirectoryInUse as error:
+        except errors.DataDirectoryInUse as error:
             if clock.time() > patience:
                 raise
             if error.message != said:
@@ -407,16 +399,7 @@ def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
 async def _until_gone(address: str, socket: tuple[int, int, int] | None, clock: Clock) -> None:
     """Wait until the socket of a leaving daemon is gone or replaced, at most `ready_seconds`."""
     deadline = clock.time() + ready_seconds()
-    while socket is not None and _identity(address) == socket:
+    while socket is not None and file_identity(address.removeprefix("unix://")) == socket:
         if clock.time() > deadline:
             break  # the caller asks it again, and reports what it answers
         await clock.sleep(ATTEMPT_SECONDS)
-
-
-def _identity(address: str) -> tuple[int, int, int] | None:
-    """What distinguishes a socket file from its successor at the same path; None without one."""
-    try:
-        info = os.stat(address.removeprefix("unix://"))
-    except OSError:
-        return None
-    return info.st_dev, info.st_ino, info.st_ctime_ns

@@ -1,8 +1,7 @@
 """Sockets and tokens of a daemon: private from the start, never taken from a living daemon.
 
 asyncio's own `create_unix_server(path=...)` removes whatever socket it finds, also that of a living
-daemon, so sockets are bound here and handed over. Everything that can go wrong is a UsageError
-(exit code 2) that says what to do.
+daemon, so sockets are bound here and handed over. All that can go wrong is a UsageError (exit 2).
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class Address(NamedTuple):
 
 
 def parse_address(url: str) -> Address:
-    """Read `unix:///path` or `tcp://127.0.0.1:PORT`. Raises UsageError for anything else, and for
-    hosts that are not this machine."""
+    """Read `unix:///path` or `tcp://127.0.0.1:PORT`. Raises UsageError for anything else."""
     scheme, found, rest = url.partition("://")
     if not found or scheme not in ("unix", "tcp"):
         raise UsageError(f"host {url!r}: use unix:///path/to.sock or tcp://127.0.0.1:PORT")
@@ -103,8 +101,7 @@ def default_address() -> str:
 
 
 def _absolute(env: Mapping[str, str], name: str) -> str:
-    """The directory that a variable names. Empty for a relative one, which would be another place
-    for every process that reads it."""
+    """The directory that a variable names; empty for a relative one, which differs by process."""
     value = env.get(name, "")
     return value if value.startswith("/") else ""
 
@@ -233,8 +230,7 @@ def _remove_stale(path: str) -> None:
 
 
 def is_stale(error: OSError) -> bool:
-    """Whether a failed connection proves that no daemon listens. A timeout does not: it may be
-    slow."""
+    """Whether a failed connection proves that no daemon listens; a timeout does not."""
     return isinstance(error, (ConnectionRefusedError, FileNotFoundError))
 
 
@@ -266,19 +262,21 @@ class TokenFile:
                 self.path.unlink()  # of a daemon that was killed: the port is ours now
             with os.fdopen(os.open(self.path, flags, 0o600), "w") as file:
                 file.write(self.token + "\n")
-                file.flush()
-                self._made = _identity(os.fstat(file.fileno()))
+            self._made = file_identity(self.path)
         except OSError as error:
             raise UsageError(f"cannot write {self.path}: {error.strerror}") from None
 
     def remove(self) -> None:
         """Remove the file, unless another daemon that took over the port has written it."""
-        with contextlib.suppress(FileNotFoundError):
-            if _identity(self.path.stat()) == self._made:
-                self.path.unlink()
+        if file_identity(self.path) == self._made:
+            self.path.unlink(missing_ok=True)
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    """What distinguishes a file from its successor: the number of an inode may be given to the next
-    file at once, the time of its change differs."""
-    return status.st_ino, status.st_ctime_ns
+def file_identity(path: str | Path) -> tuple[int, int, int] | None:
+    """What distinguishes a file from its successor, which may have the same inode number; None if
+    there is no file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns

@@ -144,8 +144,7 @@ def _posts_form(head: RequestHead) -> bool:
 
 
 def _is_same(token: str, wanted: bytes) -> bool:
-    """Whether a token has this digest. Digests, so that the comparison takes the same time for
-    tokens of any length."""
+    """Whether a token has this digest: comparing digests takes the same time for every token."""
     from hmac import compare_digest  # only for TCP: see `_digest`
 
     return compare_digest(_digest(token), wanted)

@@ -64,8 +64,7 @@ def answer_list(pieces: list[bytes]) -> Response:
 
 
 def body(cls: type[T], request: Request) -> T:
-    """The JSON body, whatever its content type says: the Crush client sends some as text/plain.
-    Raises BadRequest."""
+    """The JSON body, also as text/plain, as the Crush client sends it. Raises BadRequest."""
     return request.parsed if isinstance(request.parsed, cls) else read(cls, request.body)
 
 

@@ -56,6 +56,5 @@ class Entry:
 
 
 def alive(request: Request) -> Response | None:
-    """The `instant` of the health route: 200, or None if there is a query (`?verbose=1`), which the
-    function of the route answers."""
+    """The `instant` of the health route: 200, or None if the query wants more (`?verbose=1`)."""
     return None if request.head.query else Response(200)

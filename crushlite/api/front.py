@@ -1,17 +1,15 @@
 """What a daemon needs of the API to listen, and to answer that it is well.
 
 Clients ask for its health before they ask for anything else. All other routes, with the classes of
-the protocol that they name, are loaded with the first request for one of them, at the latest a
-second after the start.
+the protocol that they name, are loaded with the first request for one, or a second after the start.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError
-from ..http.messages import HTTPError, Response
+from ..http.messages import HTTPError
 from ..http.router import Route, Router
 from .entry import alive
 
@@ -19,13 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..hosting.backend import Backend
-    from ..http.messages import Request
+    from ..http.messages import Request, Response, Stream
     from ..http.server import HTTPServer
     from ..wing import Wing
     from .auth import Guard
-    from .context import Context
 
-HEALTH = "/v1/health"
 MAX_MESSAGE = 1000  # characters of a refusal: some quote what was sent, which may be a megabyte
 
 
@@ -34,27 +30,19 @@ def build_router(
 ) -> Router:
     """The router of a daemon. `server` returns its HTTP server, which is made after the router."""
 
-    @functools.cache
-    def context() -> Context:
-        from .context import Context
-        from .routes import whole_table
-
-        return Context(backend, whole_table(wings), server)
-
     def whole() -> list[Route]:
-        from .routes import routes_of
+        from .context import Context
+        from .routes import routes_of, whole_table
 
-        return routes_of(context())
+        return routes_of(Context(backend, whole_table(wings), server))
 
-    async def health(request: Request) -> Response:
-        known = context()
-        entry = next(entry for entry in known.table if entry.pattern == HEALTH)
-        answer = await entry.function(known, request)
-        assert isinstance(answer, Response)
-        return answer
+    async def health(request: Request) -> Response | Stream:
+        router.complete()  # for what `alive` does not answer
+        return await router.admit(request.head).route.handler(request)
 
-    route = Route("GET", HEALTH, health, urgent=True, instant=alive)
-    return Router([route], guard=guard, whole=whole)
+    route = Route("GET", "/v1/health", health, urgent=True, instant=alive)
+    router = Router([route], guard=guard, whole=whole)
+    return router
 
 
 def translate(error: Exception) -> HTTPError | None:

@@ -175,7 +175,7 @@ def whole_table(wings: Sequence[Wing]) -> tuple[Entry, ...]:
 
 
 def _handler(context: Context, entry: Entry, threads: DaemonThreads) -> Handler:
-    """The handler of a row: a large body is read in a thread first. A small one is not, so that
+    """The handler of a row: a large body is read in a thread first, a small one at once, so that
     requests are carried out in the order in which they arrive."""
     function = functools.partial(entry.function, context)
     if entry.takes is None or entry.body_limit <= LARGE:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
 from ..protocol.codec import dumps, encode
-from ..protocol.features import NEVER
-from ..protocol.sessions import FileRead, Session
+from ..protocol.sessions import NEVER, FileRead, Session
 from ..store import files as file_rows
 from .context import EMPTY, answer, answer_list, body
 

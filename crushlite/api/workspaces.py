@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
-from ..http.messages import Stream
 from ..protocol.sessions import CurrentSession, check_id
 from ..protocol.workspaces import CreateWorkspace, Space, Workspace
 from ..version import WIRE_VERSION, __version__
 from .context import EMPTY, answer, body, canonical_client, client_of, wire_config
 
 if TYPE_CHECKING:
-    from ..events import Subscriber
     from ..hosting.workspace import Workspace as HostedWorkspace
-    from ..http.messages import ByteSink, Pairs, Request, Response
+    from ..http.messages import Request, Response, Stream
     from .context import Context
 
 
@@ -82,25 +80,6 @@ async def events(context: Context, request: Request) -> Stream:
     last_id = request.headers.get("Last-Event-ID")
     resume = last_id is not None or request.query_one("resume") in ("1", "true")
     deltas = request.query_one("deltas") in ("1", "true")
-    subscriber = context.backend.attach(
+    return context.backend.attach(
         request.params["id"], client, resume=resume, deltas=deltas, last_id=last_id
     )
-    return _EventStream(subscriber)
-
-
-class _EventStream(Stream):
-    """A subscriber of the hub as an HTTP answer."""
-
-    headers: Pairs = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
-
-    def __init__(self, subscriber: Subscriber) -> None:
-        self._subscriber = subscriber
-
-    def opened(self, sink: ByteSink) -> None:
-        self._subscriber.opened(sink)
-
-    def resumed(self) -> None:
-        self._subscriber.resumed()
-
-    def closed(self) -> None:
-        self._subscriber.closed()

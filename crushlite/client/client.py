@@ -41,9 +41,8 @@ class RemoteWorkspace(WorkspaceRequests):
     def start(
         self, text: str, session_id: str = "", *, new_session: bool = False, **options: Any
     ) -> RunStream:
-        """A prompt and the events of its run, to be used in `async with`: subscribes before it
-        sends the prompt, so that no event is missed. `new_session`: the session was made for this
-        prompt. The other options are those of `prompt`."""
+        """A prompt and all events of its run, to be used in `async with`. `new_session`: the
+        session was made for this prompt. The other options are those of `prompt`."""
         return RunStream(
             self, session_id=session_id, prompt=text, new_session=new_session, options=options
         )
@@ -77,8 +76,7 @@ class Client(Wire):
         data_dir: str = "",
         yolo: bool = False,
     ) -> RemoteWorkspace:
-        """Open the workspace at a path, or join it. A relative path is relative to the working
-        directory of this process, not to the daemon's."""
+        """Open the workspace at a path, or join it. A relative one begins where this process is."""
         request = CreateWorkspace(client_id=self.client_id, env=env, data_dir=data_dir, yolo=yolo)
         request.path = os.path.join(os.getcwd(), path)
         info = await self.request(Workspace, "POST", route("workspaces"), request)

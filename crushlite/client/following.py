@@ -135,11 +135,10 @@ class Follower:
 
 
 class RunStream:
-    """The events of one run, in order, up to and with its `run_complete`.
+    """The events of one run, in order, up to and with its `run_complete`; for `async with`.
 
-    To be used in `async with`. After a lost connection it reconnects and yields the messages of the
-    run once more, as they are then. `lost` and `recovered` are yielded too, so that a caller who
-    does not want to wait can leave.
+    After a lost connection it reconnects and yields the messages of the run once more, as they are
+    then. `lost` and `recovered` are yielded too: a caller who does not want to wait can leave.
     """
 
     def __init__(
@@ -152,7 +151,6 @@ class RunStream:
         new_session: bool = False,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """`new_session`: the session was made for this prompt, and had no run before."""
         self.workspace = workspace
         self.run_id = run_id
         self.session_id = session_id
@@ -228,9 +226,8 @@ class RunStream:
         return self.ending
 
     async def cancel(self) -> None:
-        """Cancel this run and no other of its session, also one that is still queued. Its
-        `run_complete` comes as an event. One that was folded into another run's turn cancels that
-        run; one whose session was deleted is ignored."""
+        """Cancel this run and no other of its session, also a queued one; or, if it was folded into
+        another run's turn, that run; a deleted one is ignored. Its `run_complete` is an event."""
         try:
             await self.workspace.cancel_run(self.run_id)
         except NotQueued:  # it was folded into the turn of another run

@@ -36,8 +36,7 @@ LONG = 600.0
 
 
 class WorkspaceRequests:
-    """The requests of one client about one workspace. `id` changes when an event stream had to
-    create the workspace again."""
+    """The requests of one client about a workspace, whose `id` changes if it is created again."""
 
     def __init__(self, wire: Wire, request: CreateWorkspace, info: Workspace) -> None:
         self.wire = wire
@@ -247,8 +246,7 @@ class WorkspaceRequests:
 
     @property
     def left(self) -> bool:
-        """Whether the client has released the workspace or retired: then streams end instead of
-        reconnecting, and the workspace is not created again."""
+        """Whether the client has left the workspace: then streams end instead of reconnecting."""
         return self.released or self.wire.retired
 
     async def create_again(self, gone: str) -> None:

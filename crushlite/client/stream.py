@@ -61,11 +61,7 @@ class EventStream:
     """
 
     def __init__(
-        self,
-        workspace: WorkspaceRequests,
-        *,
-        reconnect: bool = True,
-        last_id: str | None = None,
+        self, workspace: WorkspaceRequests, *, reconnect: bool = True, last_id: str | None = None
     ) -> None:
         self.last_id = last_id  # of the newest event that was yielded: `events(last_id=...)`
         self._workspace = workspace
@@ -89,8 +85,8 @@ class EventStream:
         self._waiting: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> EventStream:
-        """Subscribe. From the return on no event is missed. A daemon that cannot be reached raises:
-        the stream reconnects only after it was connected once, or if it continues another."""
+        """Subscribe: from now on no event is missed. Raises if that fails: it reconnects later
+        only, after it was connected once, or if it continues another."""
         if self._entered:
             raise RuntimeError("a stream is entered once: ask for a new one")
         self._entered = True
@@ -115,8 +111,7 @@ class EventStream:
         await self._end()
 
     async def reopen(self, reason: str) -> None:
-        """Drop the connection and reconnect, with a `resync`: for a reader that could not read the
-        state that belongs to the events it has."""
+        """Reconnect, with a `resync`: for a reader that could not read the state it needs."""
         self._gap = reason
         await self._lost(reason)
 
@@ -244,8 +239,8 @@ class EventStream:
             await self._subscribe()
 
     def _add_resync(self) -> None:
-        """Yield the resync that is due. Only once subscribed: state that the client reads then
-        cannot be older than the first event to come."""
+        """Yield the resync that is due, once subscribed: what is read then is no older than the
+        first event to come."""
         if self._gap:
             self._add(Resync(self._gap))
             self._gap = ""

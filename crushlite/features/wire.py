@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..protocol.codec import omitted
-from ..protocol.features import NEVER
+from ..protocol.sessions import NEVER
 from ..records import dataclass
 
 if TYPE_CHECKING:

@@ -1,11 +1,9 @@
 """The HTTP client of the package, with keep-alive and streaming.
 
-A connection goes back to the pool only if the answer ended exactly where HTTP says it ends. Each
-failure is a ClientError of a class of its own, because callers act on them differently.
-
-A request that fails on a REUSED connection before a byte of the answer came is sent again, once,
-on a fresh one, but only if running it twice is harmless: the server may have closed the idle
-connection at the very moment it was chosen, which looks the same as a crash after the work.
+A connection goes back to the pool only if the answer ended exactly where HTTP says it ends. A
+request that fails on a REUSED connection before a byte of the answer came is sent again, once, on a
+fresh one, but only if running it twice is harmless: the server may have closed the idle connection
+at the very moment it was chosen, which looks the same as a crash after the work.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from .peer import peer_uid
 
 if TYPE_CHECKING:
     import ssl as ssl_module
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
     from ..clock import Clock, Timer
@@ -46,7 +44,7 @@ _IDLE_SECONDS = 60.0
 
 
 class ClientError(Exception):
-    """Base of the failures of a connection or an answer."""
+    """Base of the failures of a connection or an answer: callers act on them differently."""
 
 
 class ConnectFailed(ClientError):
@@ -92,13 +90,8 @@ class UnixConnector:
         self.expect_uid = expect_uid
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        loop = asyncio.get_running_loop()
-        try:
-            transport, _ = await loop.create_unix_connection(factory, self.path)
-        except OSError as error:
-            raise ConnectFailed(
-                f"cannot connect to {self.path}: {why_unreachable(error)}"
-            ) from error
+        opening = asyncio.get_running_loop().create_unix_connection(factory, self.path)
+        transport = await _connected(opening, self.path)
         if self.expect_uid is not None:
             uid = peer_uid(transport.get_extra_info("socket"))
             if uid != self.expect_uid:
@@ -117,14 +110,18 @@ class TCPConnector:
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
         loop = asyncio.get_running_loop()
-        try:
-            transport, _ = await loop.create_connection(
-                factory, self.host, self.port, ssl=self._ssl
-            )
-        except OSError as error:  # includes ssl.SSLError
-            reason = why_unreachable(error)
-            raise ConnectFailed(f"cannot connect to {self.host}:{self.port}: {reason}") from error
-        return transport
+        opening = loop.create_connection(factory, self.host, self.port, ssl=self._ssl)
+        return await _connected(opening, f"{self.host}:{self.port}")
+
+
+async def _connected(
+    opening: Awaitable[tuple[asyncio.Transport, asyncio.Protocol]], where: str
+) -> asyncio.Transport:
+    try:
+        transport, _ = await opening
+    except OSError as error:  # includes ssl.SSLError
+        raise ConnectFailed(f"cannot connect to {where}: {why_unreachable(error)}") from error
+    return transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,6 @@ class StreamResponse:
         self.complete = False
         self._chunks: list[bytes] = []
         self._unread = 0
-        self._paused = False
         self._unparsed = False  # `_parse_on` is scheduled
         self._informed = 0
         self._error: ClientError | None = None
@@ -157,8 +153,7 @@ class StreamResponse:
     # Called by the connection.
 
     def feed(self, data: bytes | None) -> None:
-        """Parse bytes from the server; empty means EOF, which ends a close-delimited body, and None
-        that only what was received before is to be parsed."""
+        """Parse bytes from the server; empty at EOF, None to go on with those that came before."""
         self.received += len(data or b"")
         if self.complete or self._error is not None:
             return
@@ -186,7 +181,7 @@ class StreamResponse:
                 self.headers = Headers(fields)
             elif isinstance(event, h11.EndOfMessage):
                 self.complete = True
-                self._resume()  # else the next answer on this connection would wait for ever
+                self._transport.resume_reading()  # else the next answer here would never be read
                 return
             elif isinstance(event, h11.InformationalResponse):
                 self._informed += 1
@@ -198,33 +193,20 @@ class StreamResponse:
         else:
             # What came holds many small chunks. The rest is parsed in later steps of the loop, and
             # nothing more is read until then.
-            self._pause()
+            self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._parse_on)
             self._unparsed = True
             return
         if event is h11.PAUSED:
             self.fail(ProtocolError("the server switched protocols"))
         if self._unread > _UNREAD_LIMIT:
-            self._pause()
+            self._transport.pause_reading()
         elif not self._unread:
-            self._resume()
+            self._transport.resume_reading()
 
     def _parse_on(self) -> None:
-        """Go on with bytes that were received before."""
         self._unparsed = False
-        if not self.complete and self._error is None:
-            self.feed(None)
-
-    def _pause(self) -> None:
-        if not self._paused and not self._transport.is_closing():
-            self._paused = True
-            self._transport.pause_reading()
-
-    def _resume(self) -> None:
-        if self._paused and not self._unparsed:
-            self._paused = False
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
+        self.feed(None)
 
     def fail(self, error: ClientError) -> None:
         """Make the reader raise an error, unless the answer is complete or has failed before."""
@@ -246,8 +228,7 @@ class StreamResponse:
         return self
 
     async def __anext__(self) -> bytes:
-        """The bytes of the body that have arrived. After a failure, first those that came before
-        it, then the error is raised."""
+        """The bytes of the body that have arrived. An error is raised after those before it."""
         if not self._chunks and not self.complete:
             async with _answer_within(self._clock, self.idle_timeout):
                 while not self._chunks and not self.complete:
@@ -259,7 +240,8 @@ class StreamResponse:
         chunk = b"".join(self._chunks)
         self._chunks.clear()
         self._unread = 0
-        self._resume()
+        if not self._unparsed:
+            self._transport.resume_reading()
         return chunk
 
     async def read(self, limit: int = _BODY_LIMIT) -> bytes:
@@ -283,8 +265,7 @@ class StreamResponse:
 
     @property
     def reusable(self) -> bool:
-        """Whether another request can follow: request and answer are complete, and no bytes came
-        after the answer."""
+        """Whether another request can follow: both are complete, and no bytes came after them."""
         parser = self._parser
         return (
             self.complete
@@ -336,8 +317,7 @@ class _PooledConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def has_news(self) -> bool:
-        """Whether the server has sent something that the loop has not read yet: of an idle
-        connection, that is most often its end."""
+        """Whether there is something to be read: on an idle connection most often its end."""
         assert self._transport is not None
         sock = self._transport.get_extra_info("socket")
         if sock is None:
@@ -417,8 +397,7 @@ class HTTPClient:
         idle_timeout: float | None = None,
     ) -> AbstractAsyncContextManager[StreamResponse]:
         """Send a request and read the answer as it comes. `timeout` bounds the time to its head,
-        `idle_timeout` the time before each piece of the body. Leaving the block early closes the
-        connection at once."""
+        `idle_timeout` that before each piece of the body. An early exit closes the connection."""
         request = method, target, body, (*self._headers, *headers)
         return _Exchange(self, request, timeout, idle_timeout)
 
@@ -510,8 +489,8 @@ class HTTPClient:
 
 
 class _Exchange:
-    """What `HTTPClient.stream` returns. Entering its block sends the request and waits for the head
-    of the answer; leaving it gives the connection back, or closes it if the block has raised."""
+    """What `HTTPClient.stream` returns: sends the request and waits for the head of the answer; at
+    the end gives the connection back, or closes it if the block has raised."""
 
     def __init__(
         self,

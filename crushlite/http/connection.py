@@ -15,10 +15,8 @@ Invariants:
 - A complete request is launched in the same call that received its last byte, unless it must wait
   behind another one. It is carried out even if the connection is lost: only the answer is lost.
 - After a head or body was refused nothing that follows is parsed.
-- The bytes that a body counts for are given back: by `_release_body`, or when the request's task,
-  which holds the body, has ended.
-- A connection has a rank in `Capacity`, and may be closed for another one at any time, unless it is
-  BUSY or a STREAM.
+- The bytes that a body counts for are given back by `_release_body`, or when its task has ended.
+- A connection may be closed for another one (`Capacity`) at any time, but not as BUSY or STREAM.
 - `Stream.closed` is called once: `_end_stream` forgets the stream before it calls.
 
 `Outbox` keeps the order of output and its time limit, `Deadline` the time that a state may take.
@@ -64,8 +62,7 @@ class State(enum.Enum):
 
 
 class Owner:
-    """What the connections of a server share: routes, limits and counts, and the tasks that carry
-    their requests out. `HTTPServer` adds listening and leaving."""
+    """What the connections of a server share; `HTTPServer` adds listening and leaving."""
 
     def __init__(
         self, router: Router, clock: Clock, limits: Limits, translate: Translate | None
@@ -101,9 +98,8 @@ class Owner:
         return task
 
     async def _carry_out(self, connection: Connection, request: Request, handler: Handler) -> None:
-        answer: Response | Stream
         try:
-            answer = await handler(request)
+            connection.answer(await handler(request))
         except asyncio.CancelledError as error:
             # Either `drain` ran out of time, or the handler awaited something that was cancelled.
             # The peer gets an answer in both cases; only the first is a 503, on which clients look
@@ -114,11 +110,7 @@ class Owner:
                 refusal = self.failed(cause.with_traceback(error.__traceback__), request.head)
             connection.answer(refusal.response())
             raise
-        except Exception as error:  # noqa: BLE001 - every exception becomes an answer
-            answer = self.failed(error, request.head).response()
-        try:
-            connection.answer(answer)
-        except Exception as error:  # noqa: BLE001 - a bad header, say: nothing was written
+        except Exception as error:  # noqa: BLE001 - of the handler, or for a header: nothing is written
             connection.answer(self.failed(error, request.head).response())
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
@@ -351,8 +343,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _await_body(self, size: int) -> None:
-        """Wait for more of a body of which `size` bytes are here. A pause has a limit, and the
-        whole body has one: so many seconds, and more for what has arrived."""
+        """Wait for more of a body of which `size` bytes are here: they add to its time limit."""
         limits, admission = self._owner.limits, self._admission
         assert admission is not None
         whole = limits.body_grace + size / limits.body_rate
@@ -363,8 +354,7 @@ class Connection(asyncio.Protocol):
         self._wait_as(Rank.BODY)
 
     def _count_body(self, size: int, admission: Admission) -> None:
-        """Count `size` bytes, declared or received so far, as this request's body. Raises 503 if
-        all bodies together are too large."""
+        """Count `size` bytes, declared or received, of this body; 503 if all are too many."""
         owner = self._owner
         if size > owner.limits.small_body:
             self._budget = owner.urgent_bodies if admission.route.urgent else owner.bodies
@@ -414,14 +404,12 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _pause_reading(self) -> None:
-        if not self._reading_paused and not self._transport.is_closing():
-            self._reading_paused = True
-            self._transport.pause_reading()
+        self._reading_paused = True
+        self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._reading_paused and not self._transport.is_closing():
-            self._reading_paused = False
-            self._transport.resume_reading()
+        self._reading_paused = False
+        self._transport.resume_reading()
 
     # Answering.
 
@@ -546,8 +534,7 @@ class Connection(asyncio.Protocol):
     # Ending.
 
     def _linger(self) -> None:
-        """Half-close, and go on reading for a while: closing with unread input would reset the
-        connection, and the peer might lose the answer."""
+        """Half-close, and read on for a while: a close with unread input could lose the answer."""
         transport = self._transport
         if transport.is_closing():
             return
@@ -577,8 +564,8 @@ class Connection(asyncio.Protocol):
 
     def close_for_another(self) -> bool:
         """Close for another connection. True if that frees the descriptor at once: not if the peer
-        has not taken its last answer. A request that has begun to arrive is answered 503, except
-        one of somebody without a token: in a flood, those answers would cost more than the rest."""
+        has not taken its last answer. A request that has begun to arrive is answered 503, if it may
+        have a token: in a flood of others, those answers would cost more than the rest."""
         begun = self.state is State.BODY or (self.state is State.HEAD and self._scanned)
         if begun and self._trusted:
             self._outbox.write(self._owner.refusal(overloaded("too many connections")))
@@ -591,8 +578,8 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def wind_down(self, *, streams: bool) -> None:
-        """The server stops: close if no request is being carried out or, with `streams`, a stream.
-        A stream that is paused closes later: its last events still wait."""
+        """The server stops: close if there is no request or, with `streams`, if it is a stream: a
+        paused one later, as its last events still wait."""
         if streams and self._stream is not None and not self.writable:
             self._leaving = True
         elif self.state is State.HEAD or (streams and self.state is State.STREAM):

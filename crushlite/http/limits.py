@@ -1,8 +1,6 @@
 """Every bound of the HTTP server in one place, with the reason for its size, and what keeps them:
 `Deadline` those of time, `Capacity` the number of connections, `BodyBudget` the bytes of bodies.
-
-Each is the most that one peer, or all of them, can cost the process; tests try each at n-1, n and
-n+1 through the same dataclass.
+Each is the most that one peer, or all of them, can cost the process.
 """
 
 from __future__ import annotations
@@ -85,8 +83,8 @@ class Limits:
 
     @classmethod
     def for_open_files(cls, files: int) -> Limits:
-        """The limits of a process that may have so many files open. With few files a quarter of
-        them is for connections, so that those run out first."""
+        """The limits of a process that may open so many files. Of few, a quarter is for
+        connections, so that those run out first."""
         usual = cls()
         room = max(files - _OTHER_FILES, files // 4) // _KINDS
         surplus = min(usual.surplus, room // 8)
@@ -156,8 +154,6 @@ class Rank(enum.IntEnum):
 
 
 class Member(Protocol):
-    """What is known here of a connection."""
-
     def close_for_another(self) -> bool:
         """Close. True if that frees the descriptor at once."""
 
@@ -165,9 +161,8 @@ class Member(Protocol):
 class Capacity:
     """The connections of one kind of listener. Each kind is counted by itself: whatever other users
     of the machine do on TCP, the owner's unix socket keeps all that it may have. When there are too
-    many, one for which nothing is being carried out is closed for the new one, in the order of
-    `Rank`; among equals the one that has waited longest. A stream, or a request that is being
-    carried out, is never closed."""
+    many, one is closed for the new one, in the order of `Rank`; among equals the one that waited
+    longest. A stream, or one with a request that is being carried out, is never closed."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -217,7 +212,7 @@ class Capacity:
             self._waiting[Rank.IDLE].move_to_end(member)
 
     def has_room(self) -> bool:
-        """Whether there are few enough for ordinary requests, after closing those who wait for a
+        """Whether an ordinary request may use another place, after closing those who wait for a
         head: the rest up to the limit is reserved for urgent ones."""
         usual = self._limits.connections - self._limits.reserved
         while len(self._ranks) > usual and self.close_one(Rank.IDLE):
@@ -225,8 +220,7 @@ class Capacity:
         return len(self._ranks) <= usual
 
     def close_one(self, highest: Rank) -> bool:
-        """Close a connection of at most this rank; False if there was none. Its descriptor is free
-        by the next tick of the loop."""
+        """Close a connection of at most this rank, by the next tick; False if there was none."""
         for rank in range(highest + 1):
             while self._waiting[rank]:
                 member, _ = self._waiting[rank].popitem(last=False)

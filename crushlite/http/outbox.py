@@ -111,8 +111,7 @@ class Outbox:
 
     def _go_on(self) -> None:
         """Write the next piece or, after the last one, call `then`. While there is a rest only this
-        method writes, so only it can pause the transport, and there is never more than one next
-        call: from the loop, or from `resume`."""
+        writes, and can pause the transport: so its next call is from the loop or from `resume`."""
         then = self._then
         if then is None or self._transport.is_closing():
             return

@@ -74,9 +74,9 @@ def find_head(buffer: bytearray, scanned: int, limits: Limits) -> int:
 
 
 class HeadParser:
-    """Parses complete heads for one server, with a cache: clients repeat heads byte for byte
-    (polling, cancelling, health checks), and parsing one costs more than all the rest of a request.
-    Only small heads without query or chunked body are kept: these share nothing that can change."""
+    """Parses complete heads, with a cache: clients repeat heads byte for byte (polling, cancelling,
+    health checks), and parsing one costs more than all the rest of a request. Only small heads
+    without query or chunked body are kept: these share nothing that can change."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

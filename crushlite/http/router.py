@@ -1,8 +1,7 @@
 """Routes as data, found by walking path segments.
 
 The guard is called with every request, found or not, so that a client without rights does not learn
-which routes exist. Decoded segments are compared: a literal wins over a parameter, and a parameter
-matches one non-empty segment.
+which routes exist. A literal wins over a parameter, which matches one non-empty decoded segment.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class Admission:
 
 
 class _Node:
-    """One position in the tree of patterns. The names of parameters are kept with the routes: two
-    routes may name the same position differently."""
+    """One position in the tree of patterns. Two routes may name its parameter differently."""
 
     __slots__ = ("literals", "parameter", "routes")
 
@@ -66,8 +64,7 @@ class Router:
         self._root = _tree(routes)
 
     def complete(self) -> None:
-        """Make all routes now, if that is still to be done. Raises what `whole` raises, and
-        ValueError for two routes at one place."""
+        """Make all routes, if that is still to be done. ValueError: two are at one place."""
         if self._whole is not None:
             self._root = _tree(self._whole())
             self._whole = None

@@ -5,11 +5,8 @@ A handler's task belongs to the server, not to the connection that brought the r
 that arrived completely is carried out even if its sender has left. Tasks are created in the order
 in which requests became complete, so their first steps run in that order too.
 
-asyncio's own server goes on accepting without a descriptor as many times as its backlog has places,
-and each time reports the failure and arms a timer that starts it all again: tens of thousands of
-log lines in a few seconds, and no time left to close what would free a descriptor.
-
-Here, at that limit, a connection for which nothing is carried out is closed for each new one. If
+Without a free descriptor asyncio's own server tries and logs tens of thousands of times in a few
+seconds. Here a connection for which nothing is carried out is closed for each new one then. If
 there is none, a spare descriptor is closed for a moment, so that the new connection can be accepted
 and answered with 503. If even that fails, accepting pauses.
 
@@ -250,8 +247,7 @@ class Acceptor:
         )
 
     def _use_spare(self) -> bool:
-        """Accept one connection with the spare descriptor and refuse it. False if there was no
-        spare, or if it could not be opened again."""
+        """Accept a connection with the spare descriptor and refuse it. False if none is left."""
         if self._spare is None:
             return False
         self._close_spare()

@@ -16,7 +16,7 @@ from ..clock import time_limit
 from ..commands.environment import command_env
 from ..errors import BadRequest, CrushliteError, NotFound
 from ..listen import default_socket
-from ..protocol.features import LSPEvent
+from ..protocol.events import LSPEvent
 from ..records import dataclass
 from ..wing import WorkspacePart
 from ..worktree.paths import OwnFolders, locate, read_bytes

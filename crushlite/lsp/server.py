@@ -23,7 +23,7 @@ from ..errors import CrushliteError
 from ..jsonrpc.errors import METHOD_NOT_FOUND, PeerError, RpcError
 from ..jsonrpc.frames import HEADERS
 from ..jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
-from ..protocol.features import NEVER
+from ..protocol.sessions import NEVER
 from ..records import dataclass
 from . import diagnostics
 from .positions import URI_CHARS, path_of, uri_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..protocol.codec import omitted
-from ..protocol.features import NEVER
+from ..protocol.sessions import NEVER
 from ..records import dataclass
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..config.toolservers import ToolServer
     from ..features.tools import OfferedTool
     from ..outbound.proxies import Proxies
-    from ..protocol.features import McpEvent
+    from ..protocol.events import McpEvent
     from ..wing import OpenWorkspace
     from .places import StartingPlaces
 

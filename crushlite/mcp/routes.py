@@ -8,7 +8,7 @@ from ..api.context import EMPTY, answer, body
 from ..api.entry import Entry, Param, W
 from ..errors import BadRequest, NotFound
 from ..features.wire import GetPrompt, McpState, NamedServer, UsedServers, WantServers
-from ..protocol.features import NEVER
+from ..protocol.sessions import NEVER
 from .errors import ServerError
 from .wire import McpPrompt, McpPromptArgument
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..clock import time_limit, wait_at_most
 from ..errors import CrushliteError
 from ..jsonrpc.errors import PeerError, PeerGone, PeerTimeout
-from ..protocol.features import McpEvent
+from ..protocol.events import McpEvent
 from ..records import dataclass
 from .content import prompt_text, tool_answer
 from .errors import NeedsAuth, ServerError, SessionLost

@@ -195,36 +195,31 @@ _decoder = json.JSONDecoder(
 )
 
 
-_Trail = tuple["_Trail", "str | int"] | None  # the way to a value: its parent's trail, then a step
+# Where a value stands: its name, or the place around it and a key or index there. Made a path only
+# for an error message: the full paths of a wide and deep body would take more memory than it.
+Place = str | tuple["Place", str | int]
 
 
 def _check_tree(root: JSON, *, surrogates: bool) -> None:
     """Raise NotJSON for nesting deeper than MAX_DEPTH, for infinite numbers and, if `surrogates`,
     for texts that are not Unicode. Not recursive: the parser lets deeper nesting through."""
-    # Trails share their beginnings: full paths of a wide and deep body would take more memory than
-    # the body. The first step of each leads to the root.
-    todo: list[tuple[int, _Trail, JSON]] = [(0, None, [root])]
+    looked_at = {dict, list, float, str} if surrogates else {dict, list, float}
+    todo: list[tuple[int, Place, JSON]] = [(1, "body", root)]
     while todo:
-        depth, trail, holder = todo.pop()
-        if depth > MAX_DEPTH:
-            raise NotJSON(f"nested deeper than {MAX_DEPTH}")
-        if surrogates and isinstance(holder, dict) and not all(map(_is_text, holder)):
-            raise NotJSON(f"a key of {_spell(trail)} holds a lone surrogate")
-        for step, item in holder.items() if isinstance(holder, dict) else enumerate(holder):
-            if isinstance(item, (dict, list)):
-                todo.append((depth + 1, (trail, step), item))
-            elif isinstance(item, float) and item in _INFINITIES:
-                raise NotJSON(f"{_spell((trail, step))} is too large a number")
-            elif surrogates and isinstance(item, str) and not _is_text(item):
-                raise NotJSON(f"{_spell((trail, step))} holds a lone surrogate")
-
-
-def _spell(trail: _Trail) -> str:
-    steps: list[str] = []
-    while trail is not None:
-        trail, step = trail
-        steps.append(f"[{step}]" if isinstance(step, int) else f".{_shown(step)}")
-    return "body" + "".join(reversed(steps[:-1]))
+        depth, place, value = todo.pop()
+        if isinstance(value, float):
+            if value in _INFINITIES:
+                raise NotJSON(f"{_path(place)} is too large a number")
+        elif isinstance(value, (dict, list)):
+            if depth > MAX_DEPTH:
+                raise NotJSON(f"nested deeper than {MAX_DEPTH}")
+            if surrogates and isinstance(value, dict) and not all(map(_is_text, value)):
+                raise NotJSON(f"a key of {_path(place)} holds a lone surrogate")
+            for step, item in value.items() if isinstance(value, dict) else enumerate(value):
+                if item.__class__ in looked_at:
+                    todo.append((depth + 1, (place, step), item))
+        elif surrogates and isinstance(value, str) and not _is_text(value):
+            raise NotJSON(f"{_path(place)} holds a lone surrogate")
 
 
 def _is_text(value: str) -> bool:
@@ -253,10 +248,6 @@ def decode(cls: type[T], value: JSON, where: Place = "body") -> T:
             raise BadRequest(f"{_path(where)}.{key} is required")
     return cls(**arguments)
 
-
-# Where a value stands: its name, or the place around it and a key or index there. Made a path only
-# for an error message.
-Place = str | tuple["Place", str | int]
 
 # Checks the value at a key or index of a place, and returns it as the field's type.
 _Read = Callable[[JSON, Place, "str | int"], JSON]

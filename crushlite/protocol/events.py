@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 from ..errors import BadRequest
 from ..records import dataclass
-from .codec import JSON, decode, encode
-from .features import LSPEvent, McpEvent, SkillsEvent
+from .codec import JSON, decode, encode, omitted
 from .messages import Message, MessageDelta, ToolOutput
 from .permissions import PermissionNotification, PermissionRequest
 from .questions import QuestionBatch, QuestionNotification
@@ -27,6 +27,52 @@ class Resync:
     """The stream could not be resumed: the client must read again what it shows."""
 
     reason: str
+
+
+# What only wings publish.
+
+
+@dataclass(slots=True)
+class SkillState:
+    """A SKILL.md that was found. `state` is 0 if it can be used; if it is 1, `error` says why it
+    cannot. `warning` says what was overlooked in one that can."""
+
+    name: str
+    path: str
+    state: int
+    error: str = omitted()
+    warning: str = omitted()
+
+
+@dataclass(slots=True)
+class SkillsEvent:
+    """All skills that were found, after that has changed."""
+
+    states: list[SkillState] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class McpEvent:
+    """`type` is state_changed, or tools_, prompts_ or resources_list_changed."""
+
+    type: str
+    name: str
+    state: str
+    error: str = omitted()
+    tool_count: int = omitted(0)
+    prompt_count: int = omitted(0)
+    resource_count: int = omitted(0)
+
+
+@dataclass(slots=True)
+class LSPEvent:
+    """`type` is state_changed or diagnostics_changed."""
+
+    type: str
+    name: str
+    state: int
+    error: str = omitted()
+    diagnostic_count: int = omitted(0)
 
 
 KINDS: dict[str, type] = {

@@ -6,6 +6,7 @@ from ..errors import BadRequest
 from ..records import dataclass
 from .codec import omitted
 
+NEVER = "0001-01-01T00:00:00Z"  # how the Crush client writes a time that has not been
 ID_LENGTH = 200  # characters; long enough for any id scheme, short enough for a URL
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import BadRequest
-from ..protocol.features import SkillState
+from ..protocol.events import SkillState
 from ..realpath import real_path
 from ..records import dataclass
 from .command import FileCommand, read_command

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..clock import wait_at_most
 from ..errors import CrushliteError
 from ..features.wire import CommandInfo
-from ..protocol.features import SkillsEvent
+from ..protocol.events import SkillsEvent
 from ..records import dataclass
 from ..wing import WorkspacePart
 from ..wings import has_wing

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
-from ..protocol.features import SkillState
+from ..protocol.events import SkillState
 from ..records import dataclass
 from ..worktree.frontmatter import split, text_of
 from .wire import SkillInfo, SkillSummary

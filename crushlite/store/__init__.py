@@ -10,8 +10,7 @@ a `ScopedStore` calls them with the scope of one workspace.
     migrations   the tables, and their versions   recovery     ending what a killed daemon left open
     connection   opening SQLite, its errors
 
-Only this package imports sqlite3, and no error of sqlite3 leaves it. It knows nothing of tasks,
-events or HTTP.
+Only this package imports sqlite3, and no error of sqlite3 leaves it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A queue of calls into the database, and the connection that they use. There are two: the writer,
-which has a module of its own, and the reader.
+"""A queue of calls into the database, with the connection that they use: the writer, which has a
+module of its own, and the reader.
 
 Calls are queued in the event loop, run one at a time in the order they are made, in whatever thread
 the executor has, and their futures are resolved in the event loop again. So a connection needs no
 lock. Cancelling a future does not undo its call. The queue is bounded.
 
-A connection that has failed in a way that it may not recover from (an I/O error, damage) is
-replaced before the next call: what was wrong may be over without the connection noticing.
+A connection that may not recover from a failure (an I/O error, damage) is replaced before the next
+call: what was wrong may be over without the connection noticing.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class StoreCall:
     it writes `value`, `error` and `wrote`; `resolve` is for the event loop."""
 
     work: Callable[..., Any]
-    durably: bool
     future: asyncio.Future[Any]
+    durably: bool = False
+    apart: bool = False  # it takes no connection, and runs outside any transaction
     value: Any = None
     error: BaseException | None = None
     wrote: bool = False  # whether it changed rows
@@ -69,7 +70,7 @@ class StoreCall:
 def run_in(executor: Executor, path: Path, work: Callable[[], T]) -> asyncio.Future[T]:
     """Run `work` in an executor; its errors are translated."""
     loop = asyncio.get_running_loop()
-    call = StoreCall(work, False, loop.create_future())
+    call = StoreCall(work, loop.create_future())
     executor.start(lambda: _perform(call, path, loop))
     return call.future
 
@@ -79,22 +80,8 @@ def _perform(call: StoreCall, path: Path, loop: asyncio.AbstractEventLoop) -> No
         call.value = call.work()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the future gets it
         call.error = translate(error, path)
-    deliver(loop, [call])
-
-
-def deliver(
-    loop: asyncio.AbstractEventLoop, calls: list[StoreCall], first: Callable[[], None] | None = None
-) -> None:
-    """Resolve the futures of calls in the event loop, after `first` has run there."""
-
-    def resolve() -> None:
-        if first is not None:
-            first()
-        for call in calls:
-            call.resolve()
-
     with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits for it any more
-        loop.call_soon_threadsafe(resolve)
+        loop.call_soon_threadsafe(call.resolve)
 
 
 def identity(path: Path) -> tuple[int, int] | None:
@@ -132,9 +119,8 @@ class CallQueue:
         self._checkpoints = checkpoints
         self._broken = False  # the connection is to be replaced before it is used again
 
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards the two below
         self._waiting: list[StoreCall] = []
-        self._apart: list[StoreCall] = []  # to be run outside any transaction
         self._draining = False  # `_drain` is submitted or running, and will see what is added
 
     def submit(
@@ -143,34 +129,29 @@ class CallQueue:
         """Queue a call; the errors of a full or closed queue are in its future, too. A `shared`
         call does not start the queue: it runs with the next call that is not shared, or after
         `sharing_seconds`, so that both have one commit."""
-        call = StoreCall(work, durably, self._loop.create_future())
+        call = StoreCall(work, self._loop.create_future(), durably)
         if self._closed:
-            call.error = StoreFailed("the store is closed")
+            call.future.set_exception(StoreFailed("the store is closed"))
         elif len(self._waiting) >= MAX_WAITING:
-            call.error = StoreOverloaded(
-                f"{MAX_WAITING} calls wait for the database already; try again"
-            )
-        if call.error is not None:
-            call.resolve()
-        elif not shared or not self._sharing_seconds:
-            self._enqueue(call, apart=False)
+            full = f"{MAX_WAITING} calls wait for the database already; try again"
+            call.future.set_exception(StoreOverloaded(full))
         else:
-            with self._lock:
-                self._waiting.append(call)
-            if self._timer is None:
-                self._timer = self._loop.call_later(self._sharing_seconds, self._start)
+            self._enqueue(call, shared=shared and self._sharing_seconds > 0)
         return call.future
 
     def _run_apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` after the calls that wait now, outside any transaction."""
-        call = StoreCall(work, False, self._loop.create_future())
-        self._enqueue(call, apart=True)
+        call = StoreCall(work, self._loop.create_future(), apart=True)
+        self._enqueue(call)
         return call.future
 
-    def _enqueue(self, call: StoreCall, *, apart: bool) -> None:
+    def _enqueue(self, call: StoreCall, *, shared: bool = False) -> None:
         with self._lock:
-            (self._apart if apart else self._waiting).append(call)
-        self._start()
+            self._waiting.append(call)
+        if not shared:
+            self._start()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(self._sharing_seconds, self._start)
 
     def _start(self) -> None:
         """Run the calls that wait, in a thread, unless one does that already."""
@@ -185,15 +166,15 @@ class CallQueue:
     def _drain(self) -> None:
         while True:
             with self._lock:
-                batch, self._waiting = self._waiting, []
-                apart, self._apart = self._apart, []
-                if not batch and not apart:
+                calls, self._waiting = self._waiting, []
+                if not calls:
                     self._draining = False
                     return
-            if batch:
+            if batch := [call for call in calls if not call.apart]:
                 self._run_safely(batch)
-            for call in apart:
-                _perform(call, self._path, self._loop)
+            for call in calls:
+                if call.apart:
+                    _perform(call, self._path, self._loop)
 
     def _run_safely(self, batch: list[StoreCall]) -> None:
         try:
@@ -203,11 +184,20 @@ class CallQueue:
             self._rollback()
             for call in batch:
                 self._fail(call, error)
-            deliver(self._loop, batch)
+            self._deliver(batch)
 
     def _run(self, batch: list[StoreCall]) -> None:
         """Perform and deliver the calls."""
         raise NotImplementedError
+
+    def _deliver(self, calls: list[StoreCall]) -> None:
+        with contextlib.suppress(RuntimeError):  # as in `_perform`
+            self._loop.call_soon_threadsafe(self._resolve, calls)
+
+    def _resolve(self, calls: list[StoreCall]) -> None:
+        """Resolve the futures of calls, in the event loop."""
+        for call in calls:
+            call.resolve()
 
     def _fail(self, call: StoreCall, error: BaseException) -> None:
         call.value, call.error = None, translate(error, self._path)
@@ -241,13 +231,11 @@ class CallQueue:
 
 class Reader(CallQueue):
     """Lists and histories, on a connection that cannot write. Each call sees one moment of the
-    database. No transaction is open between calls, as an open read keeps the log from being
-    shortened. Calls are answered one by one: a short read is not held back by a long one behind it.
+    database, and is answered before the next one runs. No transaction is open between calls, as an
+    open read keeps the log from being shortened.
 
-    Making objects of many rows keeps the interpreter busy, and a thread gets hold of it again only
-    after some milliseconds: a prompt that is being stored would lose that at each of its
-    statements. So a read of more than a few milliseconds (a thousand sessions) pauses every few
-    rows."""
+    Making objects of many rows keeps the interpreter busy: a prompt that is being stored would lose
+    some milliseconds at each of its statements. So a longer read pauses every few rows."""
 
     _began = 0.0  # when the read under way did
 
@@ -255,7 +243,7 @@ class Reader(CallQueue):
         for call in batch:
             with self._checkpoints.reading():
                 self._read(call)
-            deliver(self._loop, [call])
+            self._deliver([call])
 
     def _read(self, call: StoreCall) -> None:
         try:

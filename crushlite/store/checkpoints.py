@@ -10,8 +10,7 @@ A checkpoint cannot copy what was committed after the moment that a read still s
 is complete the file only grows. So reads and checkpoints take turns: the writer holds off the next
 read and, once the log is longer than WAIT, waits a moment for the one under way. If that takes
 longer it copies what it can, and tries again after each batch; past BRAKE it waits for the read,
-for a bounded time. Another program that reads for long can make the log grow further, which is
-logged.
+for a bounded time. A log that another program's long read makes grow further is reported.
 """
 
 from __future__ import annotations

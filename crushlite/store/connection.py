@@ -12,8 +12,9 @@ import functools
 import math
 import sqlite3
 import sys
+from collections.abc import Callable
 from sqlite3 import Connection as Connection  # so that others can name what their work is given
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CorruptDatabase, CrushliteError, StoreBusy, StoreFailed, StoreFull
 from .checkpoints import KEEP
@@ -23,13 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import UnionType
 
+# Opens the database at a path, perhaps read-only. The connection is used in several threads, one at
+# a time.
+ConnectionFactory = Callable[["Path", bool], Connection]
+
 BUSY_TIMEOUT = 5.0  # seconds: longer than the lock of a backup tool, short enough for a request
-
-
-class ConnectionFactory(Protocol):
-    """Opens the database at `path`. The connection is used in several threads, one at a time."""
-
-    def __call__(self, path: Path, read_only: bool) -> sqlite3.Connection: ...
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:

@@ -1,17 +1,18 @@
 """The data directory: making it, owning it, and remembering how it was left.
 
-The daemon that owns a data directory holds an flock on `crushlite.lock`, which the system drops
-when the process dies, however it dies. The file is never unlinked: a process that opened the old
-one and one that made a new one would both hold "the" lock. Its first line is the owner's pid, for
-the message only. The second is a note to the next owner: `open BOOT`, the database holds data and
-was written to in this boot of the machine; or `closed SIZE MTIME`, as it was when closed in order.
+The daemon that owns a data directory holds an flock on `crushlite.lock`, which ends with the
+process. The file is never unlinked: a process that opened the old one and one that made a new one
+would both hold "the" lock. Its first line is the owner's pid, for the message only. The second is a
+note to the next owner: `open BOOT`, the database holds data and was written to in this boot of the
+machine; or `closed SIZE MTIME`, as it was when closed in order.
 
-A cloned project may come with a data directory in it, and the files there may be links. Nothing is
-written through a link: a clone must not decide which of its user's files are overwritten.
+Nothing is written through a link: the directory may have come with a cloned project, which must not
+decide which of its user's files are overwritten.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -43,8 +44,7 @@ def make_directory(path: Path) -> None:
 
 
 def refuse_links(database: Path) -> None:
-    """Raise StoreUnusable if something that is about to be written is a link, or is no file: to
-    open a pipe could take for ever."""
+    """Raise if something that is about to be written is a link, or no file: a pipe could hang."""
     for name in (LOCK_FILE, *(database.name + suffix for suffix in _SIDE_FILES)):
         file = database.with_name(name)
         is_link = file.is_symlink()
@@ -57,12 +57,10 @@ def refuse_links(database: Path) -> None:
 
 
 def create_database_file(path: Path) -> None:
-    """Create an empty file that only its owner may read, in a directory that others may see too.
-    SQLite gives its side files the same mode."""
-    if path.exists():
-        return
-    os.close(os.open(path, _FLAGS, 0o600))
-    sync_directory(path.parent)
+    """Create an empty file that only its owner may read. SQLite gives side files the same mode."""
+    if not path.exists():
+        os.close(os.open(path, _FLAGS, 0o600))
+        sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
@@ -98,14 +96,12 @@ def in_use(directory: Path) -> DataDirectoryInUse:
 
 def lock_lines(directory: Path) -> tuple[str, str]:
     """The pid and the note in the lock file, '' for what is missing or makes no sense."""
-    try:
+    content = b""
+    with contextlib.suppress(OSError):
         descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:  # not all of it: a clone may have brought a file of any size, or a pipe
-            lines = os.read(descriptor, _LOCK_SIZE).decode("ascii", "replace").splitlines()
-        finally:
-            os.close(descriptor)
-    except OSError:
-        lines = []
+        with open(descriptor, "rb", buffering=0) as file:
+            content = file.read(_LOCK_SIZE) or b""  # a clone may have brought any file, or a pipe
+    lines = content.decode("ascii", "replace").splitlines()
     pid, note, *_ = *map(str.strip, lines), "", ""
     return pid, note if _NOTE.fullmatch(note) else ""
 

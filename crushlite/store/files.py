@@ -1,8 +1,8 @@
 """Queries over the versions of files that a session changed, and over what it has read.
 
-A version holds what a file was: its content and mode, or that it did not exist. It carries the id
-of the run that made it; one that was found carries none. So the version before the first of a run
-is what the run began with.
+A version holds what a file was: its content and mode, or that it did not exist, and the id of the
+run that made it; one that was found has none. So the version before the first of a run is what the
+run began with.
 """
 
 from __future__ import annotations

@@ -19,18 +19,9 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
+from ..protocol import messages as wire
 from ..protocol.codec import decode
-from ..protocol.messages import (
-    Attachment,
-    BinaryPart,
-    FinishPart,
-    Message,
-    Part,
-    ReasoningPart,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-)
+from ..protocol.messages import Message
 from ..protocol.runs import RunInfo
 from ..unique import new_id
 from .connection import check_row
@@ -122,7 +113,7 @@ def _restore_prompt(
         # The times of a list go up, so not earlier than what stands ahead of it by now, such as
         # the answer that recovery has given to an earlier run.
         at = max(int(row.accepted_at or now), _last_time(conn, scope, row.session_id))
-        parts = (TextPart(row.prompt), *_binaries(row.attachments), FinishPart("stop"))
+        parts = (wire.TextPart(row.prompt), *_binaries(row.attachments), wire.FinishPart("stop"))
         message = _message(row.session_id, "user", at, *parts)
         message.id = row.user_message_id or message.id
         start_run(conn, scope, row.run_id, message, now)
@@ -141,13 +132,14 @@ def _last_time(conn: Connection, scope: str, sid: str) -> int:
     return 0 if last is None else int(last[0])
 
 
-def _binaries(attachments: str | None) -> list[Part]:
+def _binaries(attachments: str | None) -> list[wire.Part]:
     try:
-        files = [decode(Attachment, item) for item in json.loads(attachments or "[]")]
+        files = [decode(wire.Attachment, item) for item in json.loads(attachments or "[]")]
     except (BadRequest, ValueError, TypeError, RecursionError):
         return []  # rather the prompt alone than a store that cannot be opened
     return [
-        BinaryPart(file.file_path or file.file_name, file.mime_type, file.content) for file in files
+        wire.BinaryPart(file.file_path or file.file_name, file.mime_type, file.content)
+        for file in files
     ]
 
 
@@ -182,16 +174,16 @@ def _mend(conn: Connection, scope: str, turn: _Turn, now: float) -> Message | No
             message.updated_at = int(now)
             save_message(conn, scope, message)
     for place, call in unanswered:
-        result = ToolResultPart(call.id, call.name, INTERRUPTED, is_error=True)
-        answer = _message(turn[0][1].session_id, "tool", int(now), result, FinishPart("stop"))
+        result = wire.ToolResultPart(call.id, call.name, INTERRUPTED, is_error=True)
+        answer = _message(turn[0][1].session_id, "tool", int(now), result, wire.FinishPart("stop"))
         insert_message(conn, scope, answer, place)
     return last
 
 
-def _unanswered(turn: _Turn) -> list[tuple[int, ToolCallPart]]:
+def _unanswered(turn: _Turn) -> list[tuple[int, wire.ToolCallPart]]:
     """The tool calls without a result, each with the position behind which that belongs."""
     # By id several, in their order: some providers start their ids anew in every step.
-    waiting: defaultdict[str, deque[tuple[int, ToolCallPart]]] = defaultdict(deque)
+    waiting: defaultdict[str, deque[tuple[int, wire.ToolCallPart]]] = defaultdict(deque)
     for at, (_, message) in enumerate(turn):
         for call in message.tool_calls:
             waiting[call.id].append((at, call))
@@ -217,7 +209,7 @@ def _close_message(message: Message, is_last: bool, now: float) -> bool:
     # A last step that ends in `tool_use` was to be followed by another: the run has no end yet.
     if finish is None or (is_last and finish.reason == "tool_use"):
         for part in message.parts:
-            if isinstance(part, ReasoningPart) and part.started_at and not part.finished_at:
+            if isinstance(part, wire.ReasoningPart) and part.started_at and not part.finished_at:
                 part.finished_at = int(now)
         message.parts = [part for part in message.parts if part is not finish]
         message.parts.append(_finish(now))
@@ -225,11 +217,11 @@ def _close_message(message: Message, is_last: bool, now: float) -> bool:
     return changed
 
 
-def _finish(now: float) -> FinishPart:
-    return FinishPart("error", int(now), "Interrupted", INTERRUPTED)
+def _finish(now: float) -> wire.FinishPart:
+    return wire.FinishPart("error", int(now), "Interrupted", INTERRUPTED)
 
 
-def _message(sid: str, role: str, at: int, *parts: Part) -> Message:
+def _message(sid: str, role: str, at: int, *parts: wire.Part) -> Message:
     return Message(new_id(), role, sid, parts=list(parts), created_at=at, updated_at=at)
 
 

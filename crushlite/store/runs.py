@@ -104,8 +104,7 @@ def start_run(
 
 
 def end_run(conn: Connection, scope: str, run: RunInfo) -> bool:
-    """Set how a run ended, unless that is set; returns whether it was not. `folded_into` is empty
-    for one that was not folded."""
+    """Set how a run ended, unless that is set; returns whether it was not."""
     done = conn.execute(
         """
         UPDATE runs SET outcome = ?, message_id = ?, error = ?, denied = ?, ended_at = ?,
@@ -150,22 +149,6 @@ def ended_among(conn: Connection, scope: str, run_ids: list[str]) -> list[RunRow
     """Those of the named runs that have ended."""
     found = (find_run(conn, scope, run_id) for run_id in run_ids)
     return [row for row in found if row is not None and row.outcome is not None]
-
-
-def is_first_prompt(conn: Connection, scope: str, sid: str, run_id: str) -> bool:
-    """Whether no prompt came before this run in its session, not counting empty and cleared ones:
-    the title is made from the first."""
-    earlier = conn.execute(
-        """
-        SELECT 1 FROM runs
-        WHERE scope = :scope AND session_id = :sid AND coalesce(outcome, '') != 'cleared'
-            AND trim(prompt, char(9, 10, 11, 12, 13, 32)) != ''
-            AND seq < (SELECT seq FROM runs WHERE scope = :scope AND run_id = :run_id)
-        LIMIT 1
-        """,
-        {"scope": scope, "sid": sid, "run_id": run_id},
-    ).fetchone()
-    return earlier is None
 
 
 def run_from_row(row: tuple[Any, ...]) -> RunRow:

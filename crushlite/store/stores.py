@@ -17,29 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from ..errors import (
-    BadRequest,
-    CorruptDatabase,
-    IllegalCall,
-    NotFound,
-    StoreBusy,
-    StoreFailed,
-    StoreUnusable,
-)
+from .. import errors
 from ..realpath import real_path
 from ..records import dataclass
 from ..threads import DaemonThreads
+from . import directory
 from .callqueue import Executor, Reader, run_in
 from .checkpoints import Checkpoints
 from .connection import configure, connect as default_connect, says_damage, transaction
-from .directory import (
-    DirectoryLock,
-    closed_note,
-    create_database_file,
-    make_directory,
-    opened_note,
-    refuse_links,
-)
+from .directory import DirectoryLock
 from .inspection import damaged, inspect, no_litter
 from .migrations import migrate
 from .recovery import recover
@@ -71,7 +57,10 @@ SHARING_SECONDS = 0.02
 _INTERVAL = 0.05  # seconds between two interrupts
 
 # What recovery raises for rows that make no sense: all that it looks for should be there.
-_NONSENSE = (CorruptDatabase, NotFound, BadRequest, ValueError, TypeError, OverflowError)
+_NONSENSE = (
+    *(errors.CorruptDatabase, errors.NotFound, errors.BadRequest),
+    *(ValueError, TypeError, OverflowError),
+)
 
 
 class Store:
@@ -89,8 +78,7 @@ class Store:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last write failed, until a write works again; None while all is well. Set
-        before the future of the failed write is resolved."""
+        """Why the last write failed; None while all is well. Set before that write's future."""
         return self._writer.trouble
 
     def on_healed(self, callback: Callable[[], None]) -> None:
@@ -108,10 +96,10 @@ class Store:
         durably: bool = False,
         shared: bool = False,
     ) -> asyncio.Future[T]:
-        """Queue a write, in the order of the calls; the future is done after its COMMIT. With
-        `durably` that also survives a power cut. A `shared` write waits up to SHARING_SECONDS for
-        another one to share its commit with. `work` may run twice (the first time undone): it must
-        touch nothing but the connection, and return plain data."""
+        """Queue a write, in the order of the calls; the future is done after its COMMIT, which
+        survives a power cut if `durably`. A `shared` write waits up to SHARING_SECONDS for another
+        one to share its commit with. `work` may run twice (the first time undone): it must touch
+        nothing but the connection, and return plain data."""
         return self._writer.submit(work, durably, shared=shared)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
@@ -119,8 +107,8 @@ class Store:
         return self._reader.submit(work, False)
 
     async def compact(self) -> tuple[int, int]:
-        """Give the room that deleted rows took back to the system; return the bytes on disk before
-        and after. Writes wait for it, some seconds for a gigabyte."""
+        """Give the room of deleted rows back to the system; return the bytes on disk before and
+        after. Writes wait for it, some seconds for a gigabyte."""
         before = self._size()
         await self._writer.compact()
         return before, self._size()
@@ -137,7 +125,7 @@ class Store:
             # The connection that closes last merges the log into the file: this one can.
             over = await stores.closed(self.path, self._writer.close(), WRITE_SECONDS) and over
             if self._writer.left_clean and self.path.exists():  # or it was removed in use
-                self._lock.write(closed_note(self.path))
+                self._lock.write(directory.closed_note(self.path))
         finally:
             if over:  # else a thread may still write: the lock goes with the process
                 self._lock.release()
@@ -235,7 +223,7 @@ class Stores:
         """Give back one `open`: the last closes the file. Raises IllegalCall if it is not open."""
         entry = self._entries.get(store.data_dir)
         if entry is None or not entry.opening.done() or entry.opening.result() is not store:
-            raise IllegalCall("the store is not open")
+            raise errors.IllegalCall("the store is not open")
         closing = self._leave(store.data_dir, entry)
         if closing is not None:
             await asyncio.shield(closing)
@@ -274,28 +262,26 @@ class Stores:
     async def _open(self, data_dir: Path) -> Store:
         try:
             return await self._open_file(data_dir / _NAME)
-        except (StoreBusy, StoreFailed) as error:
+        except (errors.StoreBusy, errors.StoreFailed) as error:
             # 409 and not 503: trying again does not help, the user must change something.
             cause = error.__cause__ or error
             reason, advice = str(cause), ""
-            if isinstance(error, StoreBusy):
+            if isinstance(error, errors.StoreBusy):
                 advice = "; end the program that uses it"
             elif isinstance(cause, OSError) and cause.strerror:  # else it has words of our own
                 inside = cause.filename and str(cause.filename) != str(data_dir)
                 reason = f"{cause.filename}: {cause.strerror}" if inside else cause.strerror
                 advice = "; `crushlite serve --data-dir DIR` keeps all data in another one"
-            raise StoreUnusable(
-                f"{data_dir} cannot be a data directory: {reason}{advice}"
-            ) from cause
+            message = f"{data_dir} cannot be a data directory: {reason}{advice}"
+            raise errors.StoreUnusable(message) from cause
 
     async def _open_file(self, path: Path) -> Store:
         # The names are for a test's factory only.
         writing, reading = self._executor("crushlite-writer"), self._executor("crushlite-reader")
         connect_writer = partial(self._connected, path, read_only=False)
         connect_reader = partial(self._connected, path, read_only=True)
-        lock, conn = await run_in(writing, path, lambda: self._prepare(path))
-        checkpoints = Checkpoints(path)
-        sharing = self._sharing_seconds
+        lock, conn = await run_in(writing, path, partial(self._prepare, path))
+        checkpoints, sharing = Checkpoints(path), self._sharing_seconds
         writer = Writer(writing, conn, path, connect_writer, checkpoints, sharing)
         try:
             conn = await run_in(reading, path, connect_reader)
@@ -307,15 +293,15 @@ class Stores:
         return Store(path, self._boot_id, lock, writer, reader)
 
     def _prepare(self, path: Path) -> tuple[DirectoryLock, sqlite3.Connection]:
-        make_directory(path.parent)
-        refuse_links(path)
+        directory.make_directory(path.parent)
+        directory.refuse_links(path)
         lock = DirectoryLock(path.parent)
         try:
             with no_litter(path):
                 inspect(path, self._connect, lock.note)
-                create_database_file(path)
+                directory.create_database_file(path)
                 conn = self._open_writer(path)
-            lock.write(opened_note())
+            lock.write(directory.opened_note())
             return lock, conn
         except BaseException:
             lock.release()
@@ -340,11 +326,8 @@ class Stores:
             last.close()
             raise damaged(path, str(error)) from error
         if recovered:
-            log.warning(
-                "%s: runs that were interrupted when the daemon before this one stopped: %s",
-                path,
-                ", ".join(recovered),
-            )
+            message = "%s: runs that were interrupted when the daemon before this one stopped: %s"
+            log.warning(message, path, ", ".join(recovered))
         return conn
 
     def _connect(self, path: Path, read_only: bool) -> sqlite3.Connection:

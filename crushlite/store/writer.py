@@ -2,16 +2,14 @@
 
 It runs all calls that wait in one transaction, each under a savepoint if there are several: a
 commit costs a flush of the disk, however many share it. A call that fails is rolled back alone. But
-SQLite may drop the whole transaction (a full disk, an I/O error), and what ran next would run
-outside any; so `in_transaction` is checked after every exception, and a lost batch is repeated call
-by call. Hence work may run twice.
+SQLite may drop the whole transaction (a full disk, an I/O error): so `in_transaction` is checked
+after every exception, and a lost batch is repeated call by call. Hence work may run twice.
 
 Nothing is committed to a file that is no longer there, and nothing is written any more to one that
 turns out to be damaged: what it still holds must not get worse.
 
-A write that fails for a reason of the store's own (a full disk, a lock, an I/O error, damage) is
-*trouble*; one that is refused (no such session, a bad value) is not. Trouble lasts until a write
-has reached the file again.
+A write that fails for a reason of the store's own (a full disk, a lock, damage) is *trouble*; one
+that is refused (no such session, a bad value) is not. Trouble lasts until a write works again.
 """
 
 from __future__ import annotations
@@ -20,15 +18,9 @@ import logging
 import sqlite3
 from typing import TYPE_CHECKING
 
-from ..errors import (
-    CorruptDatabase,
-    CrushliteError,
-    StoreBusy,
-    StoreFailed,
-    StoreFull,
-    StoreOverloaded,
-)
-from .callqueue import CallQueue, StoreCall, deliver, identity
+from .. import errors
+from ..errors import CorruptDatabase, CrushliteError, StoreFailed
+from .callqueue import CallQueue, StoreCall, identity
 from .connection import breaks_connection, says_damage
 from .inspection import check_pages, damaged
 
@@ -40,7 +32,10 @@ _SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of t
 _SAMPLE = 400  # rows per index that the statistics are made from
 
 # What a write fails with for a reason of the store's own.
-STORE_ERRORS = (StoreFull, StoreOverloaded, StoreBusy, StoreFailed, CorruptDatabase)
+STORE_ERRORS = (
+    *(errors.StoreFull, errors.StoreOverloaded, errors.StoreBusy),
+    *(StoreFailed, CorruptDatabase),
+)
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +56,7 @@ class Writer(CallQueue):
     left_clean = False  # after close: the file is whole without its log
 
     def compact(self) -> asyncio.Future[None]:
-        """Make the file as small as what it holds. It is written anew, and nothing else is written
-        meanwhile: some seconds for a gigabyte."""
+        """Write the file anew, as small as what it holds; other writes wait meanwhile."""
         return self._run_apart(self._compact)
 
     def _compact(self) -> None:
@@ -77,11 +71,14 @@ class Writer(CallQueue):
     def _run(self, batch: list[StoreCall]) -> None:
         self._commit(batch)
         self._measure_log(batch)
-        # Before the futures are resolved: the caller of a failed write finds the trouble set.
-        deliver(self._loop, batch, lambda: self._note_trouble(batch))
+        self._deliver(batch)
         self._trim_log()
 
     # Trouble, in the event loop -----------------------------------------------------------------
+
+    def _resolve(self, calls: list[StoreCall]) -> None:
+        self._note_trouble(calls)  # first: the caller of a failed write finds the trouble set
+        super()._resolve(calls)
 
     def _note_trouble(self, batch: list[StoreCall]) -> None:
         for call in reversed(batch):  # the last that says anything decides

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from ..agent.base import Title
 from ..errors import CrushliteError
 from ..hosting.tasks import OwnedTasks
-from ..store import runs as run_rows, sessions as session_rows
+from ..store import sessions as session_rows
 from ..wing import WorkspacePart
 
 if TYPE_CHECKING:
     from ..agent.base import Agent
     from ..hosting.turn import LiveTurn
+    from ..store import Connection
     from ..wing import OpenWorkspace
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class TitlesPart(WorkspacePart):
         store, session_id = self._workspace.store, turn.session_id
         words = " ".join(text.split())[:PLAIN_TITLE_CHARS]
         try:
-            if not await store.read(run_rows.is_first_prompt, session_id, run_id):
+            if not await store.read(is_first_prompt, session_id, run_id):
                 return
             given = (await store.read(session_rows.get_session, session_id)).title
             self._words[session_id] = words
@@ -109,3 +110,19 @@ def _was_chosen(title: str, prompt: str) -> bool:
     had nothing better."""
     title, prompt = (" ".join(text.split()).casefold() for text in (title, prompt))
     return title not in PLACEHOLDERS and not title.startswith("!") and not prompt.startswith(title)
+
+
+def is_first_prompt(conn: Connection, scope: str, sid: str, run_id: str) -> bool:
+    """Whether no prompt came before this run in its session, not counting empty and cleared ones:
+    the title is made from the first."""
+    earlier = conn.execute(
+        """
+        SELECT 1 FROM runs
+        WHERE scope = :scope AND session_id = :sid AND coalesce(outcome, '') != 'cleared'
+            AND trim(prompt, char(9, 10, 11, 12, 13, 32)) != ''
+            AND seq < (SELECT seq FROM runs WHERE scope = :scope AND run_id = :run_id)
+        LIMIT 1
+        """,
+        {"scope": scope, "sid": sid, "run_id": run_id},
+    ).fetchone()
+    return earlier is None

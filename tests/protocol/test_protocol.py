@@ -52,10 +52,12 @@ from crushlite.mcp.wire import McpPrompt, McpPromptArgument
 from crushlite.protocol import codec, events, permissions
 from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encode, loads, omitted
 from crushlite.protocol.config import AgentInfo, AgentInit, Model, ModelChoice, SelectedModel
-from crushlite.protocol.events import ConfigChanged, Envelope, Resync
-from crushlite.protocol.features import (
+from crushlite.protocol.events import (
+    ConfigChanged,
+    Envelope,
     LSPEvent,
     McpEvent,
+    Resync,
     SkillsEvent,
     SkillState,
 )

@@ -18,6 +18,7 @@ from crushlite.store import RunRow, files, messages, recovery, runs, sessions
 from crushlite.store.connection import configure, transaction
 from crushlite.store.files import FileState
 from crushlite.store.migrations import migrate
+from crushlite.titles import part as titles
 from crushlite.undo import queries
 from crushlite.undo.states import MISSING
 from tests.support.store import ending
@@ -175,6 +176,7 @@ MODULES: dict[str, ModuleType] = {
     "files": files,
     "queries": queries,
     "choices": choices,
+    "titles": titles,
     "recovery": recovery,
 }
 CALLS: list[tuple[Any, ...]] = [
@@ -209,7 +211,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("runs.get_run", "", "r"),
     *(("runs.list_runs", "", sid, ended) for sid in ("s1", None) for ended in (True, False, None)),
     ("runs.ended_among", "", ["r", "nobody"]),
-    ("runs.is_first_prompt", "", "s1", "r"),
+    ("titles.is_first_prompt", "", "s1", "r"),
     ("messages.insert_message", "", message("open", "s2", "assistant", open_=True)),
     ("recovery.recover", "new", 1.0),
     ("recovery.recover", "new", 1.0),
