@@ -24,8 +24,9 @@ class CostsPart(WorkspacePart):
         first = max(limit, cost)  # as much as the limit was, or as was spent
         offers = {"more": first, "much_more": 5 * first}
         amount = _amount(await turn.ask([_question(cost, limit, offers)]), offers)
-        # From what was spent: the last call may have gone far beyond the limit.
-        return round(first + amount, 6) if amount else limit
+        # From what is spent by now: the last call may have gone far beyond the limit, and calls of
+        # other sub-agents have ended while the person was asked.
+        return round(max(limit, turn.limits.cost) + amount, 6) if amount else limit
 
 
 def _question(cost: float, limit: float, offers: dict[str, float]) -> Question:

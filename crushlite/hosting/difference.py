@@ -22,7 +22,7 @@ Pair = tuple[int, int]  # the place of a line in the old list and in the new one
 
 def difference(old: str, new: str) -> list[str]:
     """The changed lines behind + and -, with those around them; `@@` where some are left out."""
-    rows = _rows(_lines(old), _lines(new))
+    rows = _all_rows(_lines(old), _lines(new))
     changed = [at for at, (sign, _) in enumerate(rows) if sign != " "]
     near = {at + by for at in changed for by in range(-CONTEXT, CONTEXT + 1)}
     shown: list[str] = []
@@ -36,8 +36,20 @@ def difference(old: str, new: str) -> list[str]:
     return shown
 
 
+def _all_rows(old: list[str], new: list[str]) -> list[Row]:
+    """All lines of both texts. Only those between the first change and the last are compared: of a
+    long file that is edited, these are few."""
+    most = min(len(old), len(new))
+    head = next((at for at in range(most) if old[at] != new[at]), most)
+    most -= head
+    tail = next((at for at in range(most) if old[-1 - at] != new[-1 - at]), most)
+    rows = [(" ", line) for line in old[:head]]
+    rows += _rows(old[head : len(old) - tail], new[head : len(new) - tail])
+    return rows + [(" ", line) for line in old[len(old) - tail :]]
+
+
 def _rows(old: list[str], new: list[str], rounds: int = ROUNDS) -> list[Row]:
-    """All lines of both texts."""
+    """All lines of two lists."""
     rows: list[Row] = []
     same = _unchanged(old, new) if rounds else []
     i = j = 0

@@ -21,13 +21,15 @@ class CostsTests(Bench):
         await super().asyncSetUp()
         self.parts.append(CostsPart())
 
-    async def answered(self, turn: LiveTurn, **response: Any) -> Question:
-        """Report a cost of 0.5, answer what is asked then, and return the question."""
+    async def answered(self, turn: LiveTurn, meanwhile: float = 0.0, **response: Any) -> Question:
+        """Report a cost of 0.5, answer what is asked then, and return the question. `meanwhile` is
+        the cost of a sub-agent's call, which then waits for the same answer."""
         spending = asyncio.ensure_future(turn.usage(Usage(1, 1, 0.5)))
         for _ in range(3):  # the write of the usage, and the question
             await asyncio.sleep(0)
         asked = self.workspace.questions.listed()
         (question,) = asked[0].questions
+        turn.limits.count(meanwhile, 0, 0)
         reply = QuestionResponse(question.id, **response)
         self.workspace.questions.answer(asked[0].id, [reply])
         await spending
@@ -44,6 +46,11 @@ class CostsTests(Bench):
         with self.assertRaisesRegex(LimitReached, r"max_cost = 3\.0"):
             await self.answered(turn, selected_ids=["stop"])
         self.assertEqual((turn.limits.reached, turn.limits.cost), ("cost", 3.25))
+
+    async def test_what_sub_agents_spend_during_the_question_does_not_undo_the_answer(self) -> None:
+        turn = self.turn(max_cost=0.5)
+        await self.answered(turn, meanwhile=1.0, selected_ids=["more"])
+        self.assertEqual(turn.limits.max_cost, 2.0, "what was spent, and as much as was offered")
 
     async def test_nobody_is_asked_where_no_person_attends(self) -> None:
         self.leave()

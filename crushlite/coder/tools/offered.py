@@ -1,4 +1,4 @@
-"""Tools that wings offer (agent.base.OfferedTool), as tools of the coder.
+"""Tools that wings offer (features/tools.py), as tools of the coder.
 
 Their permission is asked here, long results are cut and kept in a file, and images are checked as
 `view` checks them.
