@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..agent.base import Info, Title, Usage
 from ..clock import time_limit
-from ..errors import LimitReached
+from ..errors import LimitReached, NotFound
 from ..records import dataclass
 from .answers import ModelAnswer
 from .briefing import Briefing, Facts
@@ -174,7 +174,8 @@ class CoderAgent:
                 raise LimitReached(f"{words}: ask again to go on", "tokens")
             # Before the first step too: a conversation without any tool calls grows as well.
             if self._is_full(session, history):
-                session, history = await self._shorten(turn, state, history)
+                with contextlib.suppress(NotFound):  # without delegation/ there are no summaries
+                    session, history = await self._shorten(turn, state, history)
             folded = await turn.followups()
             if folded:
                 history = await turn.history()
@@ -208,7 +209,10 @@ class CoderAgent:
                 await turn.erase()
             elif self._options.auto_summarize and answered and error.overflow:
                 await turn.erase()
-                session, history = await self._shorten(turn, state, history)
+                try:
+                    session, history = await self._shorten(turn, state, history)
+                except NotFound:
+                    raise error from None
             else:
                 raise
         request = await self._request(turn, state.briefing, state.tools, session, history)

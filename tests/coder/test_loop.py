@@ -211,6 +211,11 @@ class OverflowTests(CoderBench):
             await self.converse(self.coder(provider), "a prompt that is too long by itself")
         self.assertEqual(len(provider.requests), 1)
 
+    async def test_without_the_wing_that_summarizes_the_error_is_that_of_the_model(self) -> None:
+        self.parts.clear()
+        with self.assertRaisesRegex(ProviderError, "too long"):
+            await self.run_turn([TOO_LONG])
+
     async def test_a_summary_that_is_too_long_itself_is_asked_for_with_less(self) -> None:
         tool = EchoTool(answer=lambda _: ToolOutcome("x" * 100_000))
         self.provider = PlannedProvider(
