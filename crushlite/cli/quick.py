@@ -176,7 +176,9 @@ class QuickRun:
         self.last_id = ""  # of the events of the run that need not be looked at again
         self.message_id = ""  # of the answer
         self.ending: dict[str, Any] | None = None  # of the run, once it came
-        self._text = ""  # of it
+        self._prompt = ""
+        self._begun = False  # the prompt was seen on the event stream
+        self._text = ""  # of the answer
         self._part: int | None = None  # of the message that is the text
         self._written = 0  # characters of the text
         self._socket_path = socket_path
@@ -211,6 +213,7 @@ class QuickRun:
         daemon.request("POST", f"{place}/agent/init?{client}", {"interactive": interactive})
         target = f"{place}/events?{client}&resume=1&deltas=1"
         before, self._events = self._connect().events(target)
+        self._prompt = prompt["prompt"]
         names = {"session_id": self.session_id, "run_id": self.run_id}
         self.posted = True
         state = daemon.request("POST", f"{place}/agent", {**prompt, **names}, 202)["state"]
@@ -257,6 +260,12 @@ class QuickRun:
         self._print()
 
     def _take_message(self, message: dict[str, Any]) -> None:
+        if not self._begun:
+            texts = [part["data"].get("text") for part in message["parts"]]
+            if message["role"] != "user" or texts[:1] != [self._prompt]:
+                self.last_id = ""  # which events are of our run is not known
+                raise Unexpected("somebody else was faster in the new session")
+            self._begun = True
         if message["role"] == "user":
             return
         kinds = [part["type"] for part in message["parts"]]

@@ -170,6 +170,27 @@ class QuickTests(ScriptedCase):
         self.assertEqual(code, 2, errors)
 
 
+class OtherPeopleTests(ScriptedCase):
+    async def test_what_somebody_else_was_told_in_the_new_session_is_not_printed(self) -> None:
+        relay = HoldingRelay(self.root / "relay.sock", self.daemon.socket)
+        await self.enterAsyncContext(relay)
+        anna = await self.daemon.join(self.project)
+        child = await self.spawn("run", f"--host=unix://{relay.path}", "-q", "hello")
+        session = (await anna.events.wait_for("session"))["id"]
+        async with asyncio.timeout(PATIENCE):
+            await relay.held.wait()  # so the command has subscribed
+        await anna.prompt(session, "hi")
+        theirs = await self.daemon.entered(1)
+        await theirs.say("theirs")
+        theirs.release()
+        await anna.events.wait_for("run_complete")
+        relay.open.set()
+        ours = await self.daemon.entered(2)
+        await ours.say("ours")
+        ours.release()
+        await self.ended(child, 0, "ours\n")
+
+
 class LostTests(ScriptedCase):
     async def test_a_daemon_that_leaves_with_the_end_of_the_run_is_not_waited_for(self) -> None:
         relay = LeavingRelay(self.root / "relay.sock", self.daemon.socket)
@@ -220,6 +241,23 @@ class CuttingRelay(Relay):
             if self.lost and self.lost in first and not data.startswith(b"GET"):
                 self.lost = b""
                 return self.cut()
+            sink.write(data)
+        sink.close()
+
+
+class HoldingRelay(Relay):
+    """Holds a prompt until it may go on."""
+
+    async def __aenter__(self) -> HoldingRelay:
+        self.held, self.open = asyncio.Event(), asyncio.Event()
+        await super().__aenter__()
+        return self
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            if b"/agent HTTP/1.1\r\n" in data and data.startswith(b"POST"):
+                self.held.set()
+                await self.open.wait()
             sink.write(data)
         sink.close()
 
