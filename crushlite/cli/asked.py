@@ -18,6 +18,7 @@ from ..protocol.codec import decode, encode
 from ..protocol.config import ROLES
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch
+from ..protocol.runs import RunComplete
 from ..protocol.workspaces import Workspace
 from . import CANCELED
 from .common import (
@@ -294,6 +295,8 @@ class _Asked:
             fields = {**self._fields(), "run_id": begun.run_id}
             await self._workspace.prompt(begun.session_id, self.prompt, **fields)
         run = self._workspace.follow(begun.run_id, begun.session_id)
+        if begun.ending is not None:  # not asked for again: the daemon may have left meanwhile
+            return run.ended(decode(RunComplete, begun.ending))
         known = [begun.message_id] if begun.message_id else []
         return run.continuing(begun.last_id, known) if begun.last_id else run
 

@@ -100,12 +100,18 @@ class _Connection:
         content, self._data = self._data[:length], self._data[length:]
         return json.loads(content) if content else None
 
-    def events(self, target: str) -> Iterator[tuple[str, str, Any]]:
-        """Subscribe at once; what is returned yields the id, the kind and the payload of events."""
+    def events(self, target: str) -> tuple[str, Iterator[tuple[str, str, Any]]]:
+        """Subscribe at once. Returns the id of the last event before the stream, and an iterator of
+        the id, the kind and the payload of those on it."""
         if "transfer-encoding" in self._ask("GET", target, None, 200):
             raise Unexpected("a stream in chunks")
+        while b"\n\n" not in self._data:
+            self._receive()
+        first, _, self._data = self._data.partition(b"\n\n")
+        if not first.startswith(b"id: ") or b"\n" in first:
+            raise Unexpected("a stream that does not say where it begins")
         self.seconds = SILENCE_SECONDS
-        return self._events()
+        return first[4:].decode("ascii"), self._events()
 
     def _events(self) -> Iterator[tuple[str, str, Any]]:
         while True:
@@ -169,7 +175,10 @@ class QuickRun:
         self.accepted = False
         self.last_id = ""  # of the events of the run that need not be looked at again
         self.message_id = ""  # of the answer
-        self._text = ""  # of it
+        self.ending: dict[str, Any] | None = None  # of the run, once it came
+        self._prompt = ""
+        self._begun = False  # the prompt was seen on the event stream
+        self._text = ""  # of the answer
         self._part: int | None = None  # of the message that is the text
         self._written = 0  # characters of the text
         self._socket_path = socket_path
@@ -202,18 +211,24 @@ class QuickRun:
             say(line)
         say(f"session {self.session_id}")
         daemon.request("POST", f"{place}/agent/init?{client}", {"interactive": interactive})
-        self._events = self._connect().events(f"{place}/events?{client}&resume=1&deltas=1")
+        target = f"{place}/events?{client}&resume=1&deltas=1"
+        before, self._events = self._connect().events(target)
+        self._prompt = prompt["prompt"]
         names = {"session_id": self.session_id, "run_id": self.run_id}
         self.posted = True
         state = daemon.request("POST", f"{place}/agent", {**prompt, **names}, 202)["state"]
         self.accepted = True
         if state == "queued":
             raise Unexpected("somebody else was faster in the new session")
+        self.last_id = before
 
     def print_answer(self) -> None:
         """Print the text of the answer as it grows, until the run has completed."""
+        if "".encode(sys.stdout.encoding):
+            raise Unexpected("an encoding with a byte order mark, which is to be written once")
         for event_id, kind, payload in self._events:
             if kind == "run_complete" and payload.get("run_id") == self.run_id:
+                self.ending = payload
                 return self._end(payload)
             if payload.get("session_id", self.session_id) == self.session_id:
                 self._take(kind, payload)
@@ -240,11 +255,17 @@ class QuickRun:
             self._take_message(payload)
         elif kind == "message_delta":
             self._take_delta(payload)
-        elif kind not in SILENT and payload.get("type") != "agent_finished":
+        elif kind not in SILENT and payload.get("type") not in ("agent_finished", "error"):
             raise Unexpected(kind)
         self._print()
 
     def _take_message(self, message: dict[str, Any]) -> None:
+        if not self._begun:
+            texts = [part["data"].get("text") for part in message["parts"]]
+            if message["role"] != "user" or texts[:1] != [self._prompt]:
+                self.last_id = ""  # which events are of our run is not known
+                raise Unexpected("somebody else was faster in the new session")
+            self._begun = True
         if message["role"] == "user":
             return
         kinds = [part["type"] for part in message["parts"]]

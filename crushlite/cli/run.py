@@ -169,7 +169,7 @@ def _is_usual(options: argparse.Namespace, attachments: list[Attachment]) -> boo
     """Whether `quick.py` can send the prompt."""
     others = (
         *(options.command, options.session, options.last, options.large, options.small),
-        *(options.effort, options.detach, options.agent, attachments),
+        *(options.effort, options.detach, options.agent, options.token_file, attachments),
         *(options.deny_after is not None, options.max_cost, options.max_steps, options.timeout),
         options.host and not options.host.startswith("unix://"),
         form_of(options) != "text",
@@ -193,13 +193,12 @@ def _quick_run(
         begun.print_answer()
         begun.leave()
     except FAILURES:
-        stopped = begun.signals.received and not begun.posted
-        if begun.session_id and not stopped:
+        if begun.session_id and (begun.posted or not begun.signals.received):
             return begun  # whose event stream stays open until there is another
         begun.leave()
         begun.close()
         begun.signals.close()
-        return CANCELED if stopped else None
+        return CANCELED if begun.signals.received else None  # also by a signal while it left
     return 0
 
 

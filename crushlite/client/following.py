@@ -172,6 +172,12 @@ class RunStream:
         self._follower = Follower(self.run_id, self.session_id, messages)
         return self
 
+    def ended(self, ending: RunComplete) -> RunStream:
+        """Yield only this ending, which was seen on another stream. To be called first."""
+        self.ending = ending
+        self._pending.append(Envelope("run_complete", "updated", ending))
+        return self
+
     @property
     def ahead(self) -> int:
         """How many runs of the session must end before this one begins."""
@@ -181,7 +187,9 @@ class RunStream:
         """Post the prompt, or find the run that is to be followed. Returns when the daemon has
         accepted the prompt; raises if it was refused or the run is unknown."""
         try:
-            if self._last_id:
+            if self.ending is not None:
+                pass  # there is nothing to wait for
+            elif self._last_id:
                 self._events = EventStream(self.workspace, last_id=self._last_id)
                 await self._events.__aenter__()
             elif self._prompt is None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from crushlite.version import WIRE_VERSION
 from tests.support.cli import PATIENCE, Child, CommandCase, Relay, ScriptedCase
 from tests.support.terminal import COMMAND
 
@@ -143,8 +144,64 @@ class QuickTests(ScriptedCase):
         await self.ended(child, 1, "one \n")
         self.assertEqual(child.errors, "crushlite: ScriptedFailure: out of luck\n")
 
+    async def test_on_a_terminal_nothing_is_missed_that_was_told_before_it_is_drawn(self) -> None:
+        terminal = await self.terminal("run", self.host, "hello")
+        scripted = await self.daemon.entered(1)  # by the quick way: drawing takes time to load
+
+        async def retry(turn: Turn) -> None:
+            turn.retrying("retrying in 4 s")
+            await turn.say("one")
+
+        await scripted.do(retry)
+        scripted.release()
+        await terminal.shows("retrying in 4 s")
+
+    async def test_a_byte_order_mark_is_not_repeated(self) -> None:
+        child = await self.spawn("run", self.host, "-q", "hello", PYTHONIOENCODING="utf-8-sig")
+        scripted = await self.daemon.entered(1)
+        await scripted.say("one ")
+        await child.prints("one ")
+        await scripted.say("two")
+        scripted.release()
+        await self.ended(child, 0, "\ufeffone two\n")
+
+    async def test_a_token_that_cannot_be_read_is_an_error_on_a_unix_socket_too(self) -> None:
+        code, _, errors = await self.run_process("run", self.host, "--token-file=/none", "hello")
+        self.assertEqual(code, 2, errors)
+
+
+class OtherPeopleTests(ScriptedCase):
+    async def test_what_somebody_else_was_told_in_the_new_session_is_not_printed(self) -> None:
+        relay = HoldingRelay(self.root / "relay.sock", self.daemon.socket)
+        await self.enterAsyncContext(relay)
+        anna = await self.daemon.join(self.project)
+        child = await self.spawn("run", f"--host=unix://{relay.path}", "-q", "hello")
+        session = (await anna.events.wait_for("session"))["id"]
+        async with asyncio.timeout(PATIENCE):
+            await relay.held.wait()  # so the command has subscribed
+        await anna.prompt(session, "hi")
+        theirs = await self.daemon.entered(1)
+        await theirs.say("theirs")
+        theirs.release()
+        await anna.events.wait_for("run_complete")
+        relay.open.set()
+        ours = await self.daemon.entered(2)
+        await ours.say("ours")
+        ours.release()
+        await self.ended(child, 0, "ours\n")
+
 
 class LostTests(ScriptedCase):
+    async def test_a_daemon_that_leaves_with_the_end_of_the_run_is_not_waited_for(self) -> None:
+        relay = LeavingRelay(self.root / "relay.sock", self.daemon.socket)
+        await self.enterAsyncContext(relay)
+        self.host = f"--host=unix://{relay.path}"
+        child, scripted = await self.begun_process("-q", "hello")
+        scripted.fail("out of luck")
+        await self.ended(child, 1, "one \n")
+        self.assertEqual(child.errors, "crushlite: ScriptedFailure: out of luck\n")
+        self.assertFalse(relay.path.exists())
+
     async def test_after_a_lost_connection_the_rest_is_printed(self) -> None:
         path = self.root / "relay.sock"
         relay = await self.enterAsyncContext(Relay(path, self.daemon.socket))
@@ -188,7 +245,60 @@ class CuttingRelay(Relay):
         sink.close()
 
 
+class HoldingRelay(Relay):
+    """Holds a prompt until it may go on."""
+
+    async def __aenter__(self) -> HoldingRelay:
+        self.held, self.open = asyncio.Event(), asyncio.Event()
+        await super().__aenter__()
+        return self
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            if b"/agent HTTP/1.1\r\n" in data and data.startswith(b"POST"):
+                self.held.set()
+                await self.open.wait()
+            sink.write(data)
+        sink.close()
+
+
+class LeavingRelay(Relay):
+    """Accepts no connection any more once it has sent on the end of a run."""
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            if b'"run_complete"' in data:
+                self._server.close()
+                self.path.unlink()
+            sink.write(data)
+        sink.close()
+
+
 class StrangeAnswerTests(CommandCase):
+    async def test_a_signal_counts_that_comes_while_a_client_without_a_model_leaves(self) -> None:
+        path = self.root / "s.sock"
+        answers = iter(({"version": WIRE_VERSION}, {"id": "w"}, {"is_ready": False}))
+        leaving = asyncio.Event()
+
+        async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(65536):
+                if data.startswith(b"DELETE"):
+                    leaving.set()
+                elif (answer := next(answers, None)) is not None:
+                    body = json.dumps(answer).encode()
+                    writer.write(
+                        b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+                    )
+            writer.close()
+
+        async with await asyncio.start_unix_server(answered, path):
+            child = await self.spawn("run", f"--host=unix://{path}", "-q", "hello")
+            async with asyncio.timeout(PATIENCE):
+                await leaving.wait()
+            child.process.send_signal(signal.SIGTERM)
+            await child.end()
+        self.assertEqual((child.process.returncode, child.errors), (130, ""))
+
     async def test_a_server_that_answers_nonsense_is_an_error_with_words(self) -> None:
         self.env["CRUSHLITE_READY_TIMEOUT"] = "0"
         version = json.dumps({"version": "crushlite-0.1.0"}).encode()
