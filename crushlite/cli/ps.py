@@ -11,6 +11,7 @@ from ..client import ConnectionFailed
 from ..errors import NotFound
 from ..features import requests
 from ..features.wire import Health
+from ..protocol.runs import LIVE_STATES
 from ..records import dataclass
 from .common import add_connection, add_json, address_of, command, reached, show, show_json
 from .lookup import NEEDS_YOU, SHORT
@@ -96,13 +97,20 @@ async def _look(workspace: RemoteWorkspace) -> _WorkspaceState:
         workspace.id,
         model=(await workspace.agent()).model.name,
         sessions=await workspace.sessions(),
-        runs=[info for info in await workspace.runs() if info.state != "ended"],
+        runs=await _live_runs(workspace),
         permissions=len(permissions),
         questions=len(questions),
         needs_you=sorted(
             {one.session_id for one in permissions} | {one.session_id for one in questions}
         ),
     )
+
+
+async def _live_runs(workspace: RemoteWorkspace) -> list[RunInfo]:
+    """Runs that have not ended, oldest first. Those that have are not asked for: there may be more
+    than fit into an answer. In this order, in which a run has its states, none is missed."""
+    found = {run.run_id: run for state in LIVE_STATES for run in await workspace.runs(state=state)}
+    return sorted(found.values(), key=lambda run: run.accepted_at)
 
 
 def _lines(state: _DaemonState, style: Style, now: float) -> list[str]:

@@ -192,6 +192,9 @@ class RunStream:
             elif self._last_id:
                 self._events = EventStream(self.workspace, last_id=self._last_id)
                 await self._events.__aenter__()
+                if not self._follower.begun:
+                    await self._look_ahead(())
+                    self._gap = bool(self._follower.ahead)  # some of their events may be missed
             elif self._prompt is None:
                 await self._find()
             else:
@@ -258,11 +261,16 @@ class RunStream:
         self.accepted = await self._send(prompt)
         self.run_id = self.accepted.run_id
         self._follower = Follower(self.run_id, self.session_id)
+        await self._look_ahead(over)
+
+    async def _look_ahead(self, over: Iterable[str]) -> None:
+        """Find out which runs of the session must end before ours, except those that are over."""
         try:
             self._follower.set_ahead(await self.workspace.runs(self.session_id), over)
         except ConnectionFailed as error:
             # The prompt is accepted, so its run is followed: the resync leads to the transcript.
-            await self._events.reopen(error.message)
+            if self._events is not None:
+                await self._events.reopen(error.message)
 
     async def _send(self, prompt: str) -> Accepted:
         """Post the prompt, again after a lost connection."""
