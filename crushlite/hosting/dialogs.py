@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -77,7 +78,7 @@ class _Entry(Generic[R, A]):
         self.timer: Timer | None = None
 
 
-class _Dialogs(Generic[R, A]):
+class _Dialogs(ABC, Generic[R, A]):
     """The machine: queues of entries, first close wins. A request that stands for `unattended`
     seconds while `interactive()` is false is closed; None waits for ever."""
 
@@ -107,9 +108,9 @@ class _Dialogs(Generic[R, A]):
     def _closed(self, entry: _Entry[R, A], answer: A) -> None:
         """An open request has got its answer: publish that."""
 
+    @abstractmethod
     def _unanswered(self, why: str) -> A:
         """The answer to a request that no person has answered."""
-        raise NotImplementedError
 
     def require_known(self, request_id: str) -> None:
         """Raise RequestNotFound for a request that neither is open nor was."""
