@@ -144,12 +144,15 @@ def _collect(streams: list[Stream], mark: bytes) -> Collected:
     by_fd = {stream.sock.fileno(): (stream.sock.recv, [(0.0, b"")]) for stream in streams}
     for fd in by_fd:
         poll.register(fd, select.EPOLLIN)
+    marked: set[int] = set()
     waiting = len(streams)
     while waiting and (ready := poll.poll(PATIENCE)):
         for fd, _ in ready:
             receive, seen = by_fd[fd]
             data = receive(1 << 18)
-            if not data or mark in seen[-1][1][-len(mark) :] + data:
+            if mark in seen[-1][1][-len(mark) :] + data:
+                marked.add(fd)
+            if not data or (fd in marked and data.endswith(b"\n")):  # not amid its line
                 waiting -= 1
                 poll.unregister(fd)
             seen.append((time.monotonic(), data))
