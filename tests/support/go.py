@@ -187,6 +187,7 @@ class Transport:
         self._unix = scheme == "unix"
         self._host = "api.crush.localhost" if self._unix else self._address
         self._idle: list[Connection] = []
+        self._closed = False
         self.dialed = 0
         self.sent: list[bytes] = []  # the requests, as they went out
 
@@ -261,8 +262,12 @@ class Transport:
     async def _take(self) -> tuple[Connection, bool]:
         while self._idle:
             connection = self._idle.pop()
-            if await connection.unpark():
-                return connection, True
+            try:
+                if await connection.unpark():
+                    return connection, True
+            except BaseException:  # canceled, as in `together`
+                await connection.close()
+                raise
             await connection.close()
         return await self._dial(), False
 
@@ -279,13 +284,14 @@ class Transport:
         return Connection(*pair)
 
     async def _give_back(self, connection: Connection, *, keep: bool) -> None:
-        if keep and len(self._idle) < IDLE_CONNECTIONS:
+        if keep and not self._closed and len(self._idle) < IDLE_CONNECTIONS:
             connection.park()
             self._idle.append(connection)
         else:
             await connection.close()
 
     async def close(self) -> None:
+        self._closed = True  # a request that is under way does not leave its connection here
         while self._idle:
             await self._idle.pop().close()
 
