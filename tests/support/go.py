@@ -453,9 +453,11 @@ class GoClient:
             connection, reply = await self.transport.open(joined(path))
             if reply.status == 200:
                 return EventStream(connection, reply)
-            async with contextlib.aclosing(connection.pieces(reply)) as pieces:
-                reply.body = b"".join([piece async for piece in pieces])
-            await connection.close()
+            try:
+                async with contextlib.aclosing(connection.pieces(reply)) as pieces:
+                    reply.body = b"".join([piece async for piece in pieces])
+            finally:
+                await connection.close()
         raise Refused(reply.status, _message(reply), f"GET {path}")
 
 
