@@ -94,7 +94,8 @@ def open_workspace(
     yolo: bool = False,
     command: Sequence[str] = (),
 ) -> contextlib.AbstractAsyncContextManager[RemoteWorkspace]:
-    """A context with a workspace in a daemon that is found or started: see `Wanted`, `joined`."""
+    """A context with the workspace of a directory (the current one if none is given), in a daemon
+    that is found or started. See `Wanted` for the arguments, and `joined`."""
     return joined(Wanted(url, token, agent, path, yolo, command=command))
 
 
@@ -119,7 +120,8 @@ async def goodbye(client: Client) -> None:
 
 
 def ready_seconds() -> float:
-    """How long to wait for a daemon that starts or was lost. UsageError if that is no number."""
+    """How long to wait for a daemon that starts or was lost. Raises UsageError if
+    CRUSHLITE_READY_TIMEOUT is no number of seconds."""
     text = os.environ.get("CRUSHLITE_READY_TIMEOUT") or str(READY_SECONDS)
     try:
         value = float(text)

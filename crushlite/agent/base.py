@@ -444,6 +444,7 @@ class Agent:
         )
 
     def has(self, name: str) -> bool:
+        """Whether the agent is an object with this method."""
         return self._is_object and callable(getattr(self._target, name, None))
 
     async def call(self, name: str, *args: object) -> Any:

@@ -9,6 +9,7 @@ follow.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from ..client import Client
@@ -250,22 +251,8 @@ class _Asked:
                 self._canceling.cancel()
 
     async def _follow(self) -> int:
-        begun = self._begun
-        session_id = begun.session_id if begun is not None else await self._session()
-        talks: bool = self._options.talks
-        try:
-            await self._workspace.init(interactive=talks)
-        except CrushliteError:
-            if begun is None:
-                raise  # else the event stream does it again, when it has found the workspace
-        self._posting = True
-        is_new = not (self._options.session or self._options.last)
-        if begun is None:
-            start = self._workspace.start(
-                self.prompt, session_id, new_session=is_new, **self._fields()
-            )
-        else:
-            start = await self._continued(begun)
+        begun, talks = self._begun, self._options.talks
+        start = await (self._started() if begun is None else self._continued(begun))
         async with start as run:
             if begun is not None:
                 begun.close()
@@ -289,8 +276,18 @@ class _Asked:
             self._raise_if_timed_out()
         return await printer.conclude(ending)
 
+    async def _started(self) -> RunStream:
+        """The events of a new run; its prompt is posted when they are subscribed to."""
+        session_id = await self._session()
+        await self._workspace.init(interactive=self._options.talks)
+        self._posting = True
+        is_new = not (self._options.session or self._options.last)
+        return self._workspace.start(self.prompt, session_id, new_session=is_new, **self._fields())
+
     async def _continued(self, begun: QuickRun) -> RunStream:
         """The rest of the events of a run that was begun."""
+        with contextlib.suppress(CrushliteError):  # the event stream does it again if it reconnects
+            await self._workspace.init(interactive=self._options.talks)
         if not begun.accepted:  # perhaps it is: under its run_id it does not run twice
             fields = {**self._fields(), "run_id": begun.run_id}
             await self._workspace.prompt(begun.session_id, self.prompt, **fields)

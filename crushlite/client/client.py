@@ -76,7 +76,8 @@ class Client(Wire):
         data_dir: str = "",
         yolo: bool = False,
     ) -> RemoteWorkspace:
-        """Open the workspace at a path, or join it. A relative one begins where this process is."""
+        """Open the workspace at a path, or join it. A relative path is relative to the directory of
+        this process, not to the daemon's."""
         request = CreateWorkspace(client_id=self.client_id, env=env, data_dir=data_dir, yolo=yolo)
         request.path = os.path.join(os.getcwd(), path)
         info = await self.request(Workspace, "POST", route("workspaces"), request)

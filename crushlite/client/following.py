@@ -151,6 +151,7 @@ class RunStream:
         new_session: bool = False,
         options: dict[str, Any] | None = None,
     ) -> None:
+        """`new_session`: the session was made for this prompt, and had no run before."""
         self.workspace = workspace
         self.run_id = run_id
         self.session_id = session_id

@@ -85,8 +85,9 @@ class EventStream:
         self._waiting: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> EventStream:
-        """Subscribe: from now on no event is missed. Raises if that fails: it reconnects later
-        only, after it was connected once, or if it continues another."""
+        """Subscribe: from now on no event is missed. Raises if that fails. But a stream that
+        continues another one (`last_id`) yields `lost` if the daemon cannot be reached, and tries
+        again, as every stream does that was connected once."""
         if self._entered:
             raise RuntimeError("a stream is entered once: ask for a new one")
         self._entered = True

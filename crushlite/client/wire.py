@@ -96,7 +96,8 @@ class Wire:
         self._closed = False
 
     async def aclose(self) -> None:
-        """Close all without telling the daemon (see `Client.retire`): later requests raise."""
+        """Close every stream and connection, without telling the daemon: see `Client.retire`. Later
+        requests raise ConnectionFailed."""
         self._closed = True
         for stream in tuple(self.streams):
             await stream.close()
@@ -143,7 +144,8 @@ class Wire:
     async def stream(
         self, method: str, target: str, **options: Any
     ) -> AsyncIterator[http.StreamResponse]:
-        """A good answer as it comes; others raise. The options are those of HTTPClient.stream."""
+        """A good answer whose body is read as it comes; any other raises its `refusal`. The options
+        are those of HTTPClient.stream."""
         with self._translated():
             async with self._http.stream(method, target, timeout=ANSWER, **options) as response:
                 if response.status != 200:

@@ -27,9 +27,10 @@ class SummaryTurn(LiveTurn):
         self, workspace: WorkspaceBase, request: Prompt, agent: Agent, parent: LiveTurn | None
     ) -> None:
         super().__init__(workspace, request, agent, parent=parent)
-        self._counting = RunLimits(request)  # no step of the run
+        self._counting = RunLimits(request)  # its steps do not count for the run
 
     async def summarize(self) -> None:
+        """Do nothing: a summary is not summarized."""
         self._check()
 
     def discard(self) -> None:

@@ -95,7 +95,7 @@ class LiveTurn(TurnRequests):
         self._selected = agent.info().selected
         self._fold = fold
         self.parent = parent
-        self._counting = self.limits  # of its steps
+        self._counting = self.limits  # what counts its steps
         # What ends each sub-agent that has not ended yet.
         self.children: set[Callable[[Outcome], asyncio.Task[None]]] = set()
         self._new_step = True  # the next piece begins a message of its own

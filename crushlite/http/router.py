@@ -64,7 +64,8 @@ class Router:
         self._root = _tree(routes)
 
     def complete(self) -> None:
-        """Make all routes, if that is still to be done. ValueError: two are at one place."""
+        """Make all routes, if that is still to be done. Raises what `whole` raises, and ValueError
+        for two routes at one place."""
         if self._whole is not None:
             self._root = _tree(self._whole())
             self._whole = None

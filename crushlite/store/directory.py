@@ -44,7 +44,8 @@ def make_directory(path: Path) -> None:
 
 
 def refuse_links(database: Path) -> None:
-    """Raise if something that is about to be written is a link, or no file: a pipe could hang."""
+    """Raise StoreUnusable if something that is about to be written is a link, or is no file: to
+    open a pipe could take for ever."""
     for name in (LOCK_FILE, *(database.name + suffix for suffix in _SIDE_FILES)):
         file = database.with_name(name)
         is_link = file.is_symlink()

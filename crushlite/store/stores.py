@@ -78,7 +78,8 @@ class Store:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last write failed; None while all is well. Set before that write's future."""
+        """Why the last write failed, until a write works again; None while all is well. Set before
+        the future of the failed write is resolved."""
         return self._writer.trouble
 
     def on_healed(self, callback: Callable[[], None]) -> None:

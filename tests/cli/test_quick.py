@@ -8,13 +8,11 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 from crushlite.version import WIRE_VERSION
 from tests.support.cli import PATIENCE, Child, CommandCase, Relay, ScriptedCase
-from tests.support.terminal import COMMAND
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
@@ -31,17 +29,9 @@ sys.exit(code)
 class QuickTests(ScriptedCase):
     async def loading(self, *arguments: str) -> Child:
         """`run` as a process that says at its end which large modules it has loaded."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", LOADED, "run", self.host, *arguments),
-            cwd=self.project,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+        return await self.spawn(
+            "run", self.host, *arguments, command=(sys.executable, "-c", LOADED)
         )
-        child = Child(process)
-        self.addAsyncCleanup(child.close)
-        return child
 
     async def test_an_answer_is_printed_without_asyncio_and_the_client(self) -> None:
         child = await self.loading("-q", "hello")
@@ -108,18 +98,9 @@ class QuickTests(ScriptedCase):
 
     async def test_a_reader_who_stops_reading_does_not_keep_a_signal_from_canceling(self) -> None:
         reading, writing = os.pipe()
-        process = await asyncio.create_subprocess_exec(
-            *(*COMMAND, "run", self.host, "-q", "hello"),
-            cwd=self.project,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=writing,
-            stderr=subprocess.PIPE,
-        )
+        child = await self.spawn("run", self.host, "-q", "hello", stdout=writing)
         os.close(writing)
         self.addCleanup(os.close, reading)
-        child = Child(process)
-        self.addAsyncCleanup(child.close)
         scripted = await self.daemon.entered(1)
         await scripted.say("x" * (1 << 20))  # more than a pipe holds
         stopping = asyncio.Event()
@@ -132,10 +113,10 @@ class QuickTests(ScriptedCase):
 
         scripted.begin(wait)
         await asyncio.to_thread(select.select, [reading], [], [], PATIENCE)
-        process.send_signal(signal.SIGINT)
+        child.process.send_signal(signal.SIGINT)
         async with asyncio.timeout(PATIENCE):
             await stopping.wait()
-        process.send_signal(signal.SIGINT)
+        child.process.send_signal(signal.SIGINT)
         self.assertEqual((await child.end())[0], 130)
 
     async def test_a_failure_is_told_with_what_was_said_before_it(self) -> None:
@@ -227,6 +208,19 @@ class LostTests(ScriptedCase):
                 scripted.release()
                 await self.ended(child, 0, "one\n")
                 self.assertEqual((child.errors, len(self.daemon.agent.runs)), ("", number))
+
+
+class KilledTests(CommandCase):
+    async def test_a_daemon_that_is_killed_in_the_answer_is_waited_for_and_then_told(self) -> None:
+        self.env["CRUSHLITE_READY_TIMEOUT"] = "0.5"
+        host = self.root / "d.sock"
+        daemon = await self.serve(host)
+        child = await self.spawn("run", f"--host=unix://{host}", "begun\n/slow 3600")
+        await child.prints("You said: begun\n")
+        daemon.process.kill()
+        self.assertEqual(await child.end(), (1, "You said: begun\n"))
+        self.assertIn("the daemon was lost; trying to reach it again", child.errors)
+        self.assertIn("the daemon is gone and has taken the run along", child.errors)
 
 
 class CuttingRelay(Relay):

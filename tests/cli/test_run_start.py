@@ -16,7 +16,7 @@ from unittest import mock
 from crushlite.launch import Wanted, joined
 from crushlite.testing import LocalDaemon
 from crushlite.version import __version__
-from tests.support.cli import PATIENCE, ROOT, Child, CommandCase
+from tests.support.cli import PATIENCE, ROOT, CommandCase
 from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
@@ -80,16 +80,7 @@ class StartTests(CommandCase):
         del self.env["PYTHONPATH"]
         script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         script += "from crushlite.cli import main; sys.exit(main(['run', 'hello']))"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", script),
-            cwd=self.project,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        child = Child(process)
-        self.addAsyncCleanup(child.close)
+        child = await self.spawn(command=(sys.executable, "-P", "-c", script))
         self.assertEqual(await child.end(), (0, "You said: hello\n"), child.errors)
 
     async def test_a_daemon_that_cannot_start_is_explained_with_its_own_words(self) -> None:

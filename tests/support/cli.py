@@ -31,7 +31,7 @@ from tests.support.places import ROOT
 from tests.support.terminal import COMMAND, PATIENCE, Shown, Terminal, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from crushlite.settings import Settings
     from crushlite.testing.scripted import ScriptedRun
@@ -285,14 +285,21 @@ class CommandCase(BoundedTestCase):
         self.addAsyncCleanup(call.close)
         return call
 
-    async def spawn(self, *arguments: str, stdin: Any = subprocess.DEVNULL, **env: str) -> Child:
-        """Start a command as a process of its own."""
+    async def spawn(
+        self,
+        *arguments: str,
+        command: Sequence[str] = COMMAND,
+        stdin: Any = subprocess.DEVNULL,
+        stdout: Any = subprocess.PIPE,
+        **env: str,
+    ) -> Child:
+        """Start a command as a process of its own. `command` is what comes before its arguments."""
         process = await asyncio.create_subprocess_exec(
-            *(*COMMAND, *arguments),
+            *(*command, *arguments),
             cwd=self.project,
             env={**self.env, **env},
             stdin=stdin,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
         )
         child = Child(process)
