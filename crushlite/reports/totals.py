@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..wing import WorkspacePart
 
 if TYPE_CHECKING:
     from ..hosting.workspace import Workspace
+    from .watchdog import Watchdog
 
 
 class Totals:
-    def __init__(self) -> None:
+    def __init__(self, watchdog: Watchdog) -> None:
+        self.watchdog = watchdog
         self._open: set[CountingPart] = set()
         self._past: Counter[str] = Counter()  # of the workspaces that are gone
 
@@ -35,6 +37,9 @@ class CountingPart(WorkspacePart):
 
     def __init__(self, workspace: Workspace, totals: Totals) -> None:
         self._workspace, self._totals = workspace, totals
+
+    def prompt_started(self, turn: Any, run_id: str, text: str) -> None:
+        self._totals.watchdog.agent_begins()
 
     def counts(self) -> Counter[str]:
         hub, runs = self._workspace.hub, self._workspace.runs

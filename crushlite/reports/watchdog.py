@@ -3,7 +3,8 @@
 An agent that computes for seconds without awaiting stops every client of the daemon. That can only
 be reported: a thread schedules a call on the loop and, if the call is not made in time, logs the
 stack of the loop's thread, once per stall. While the loop waits for events nothing is scheduled: it
-is not late, and an idle daemon should not be woken up.
+is not late, and an idle daemon should not be woken up. So the pauses between two checks of a loop
+that waits grow, until an agent begins to work.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ log = logging.getLogger(__name__)
 
 FRAMES = 6  # that are logged
 BEAT = 0.25  # seconds between two checks of a loop that is busy,
-LONGEST = 5.0  # doubled each time up to this while it is idle: a check wakes the whole process
+GROWTH = 4  # by which it is multiplied at each check of one that waits,
+LONGEST = 30.0  # up to this: a check wakes the whole process
 # The two innermost functions of a loop that waits. Both: an agent may wait for a selector too.
 _WAITING = selectors.DefaultSelector.select.__code__, asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 
@@ -36,7 +38,9 @@ class Watchdog:
         self._limit = limit
         self._asked: float | None = None  # when the call was scheduled that is not made yet
         self._late = 0.0  # seconds by which the last call was late
-        self._stop = threading.Event()
+        self._pause = BEAT
+        self._stopped = False
+        self._wake = threading.Event()  # ends a pause: an agent begins, or the thread must end
         self._loop_thread = 0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -46,8 +50,14 @@ class Watchdog:
         self._loop_thread = threading.get_ident()
         self._thread.start()
 
+    def agent_begins(self) -> None:
+        """Check at short pauses again: an agent may block the loop from now on."""
+        if self._pause > BEAT:
+            self._wake.set()
+
     def stop(self) -> None:
-        self._stop.set()
+        self._stopped = True
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -66,12 +76,17 @@ class Watchdog:
     def _watch(self) -> None:
         """The thread: checks the loop until `stop` is called."""
         reported = False
-        pause = BEAT
-        while not self._stop.wait(pause):
+        while True:
+            if self._wake.wait(self._pause):
+                self._wake.clear()
+                self._pause = BEAT
+            if self._stopped:
+                return
             asked = self._asked  # read once: the loop may set it to None meanwhile
             if asked is None:
                 reported = False
-                pause = min(2 * pause, LONGEST) if self._is_waiting() else BEAT
+                idle = self._is_waiting()
+                self._pause = min(GROWTH * self._pause, LONGEST) if idle else BEAT
             elif not reported and (late := time.monotonic() - asked) >= self._limit:
                 reported = True
                 where = (TimeoutError, TimeoutError("it is still there"), self._where())

@@ -47,7 +47,7 @@ class ReportsWing(Wing):
     def totals(self) -> Totals:
         from .totals import Totals
 
-        return Totals()
+        return Totals(self.vitals.loop)
 
     async def open(self, workspace: OpenWorkspace) -> CountingPart:
         return self.totals.open(cast("Workspace", workspace))

@@ -53,13 +53,29 @@ class LagTests(BoundedTestCase):
             watchdog._asked = None
             return 0.1
 
-        looks = unittest.mock.Mock(wait=unittest.mock.Mock(side_effect=[False, True]))
+        pauses: list[float] = []
+
+        def wait(seconds: float) -> bool:
+            pauses.append(seconds)
+            watchdog._stopped = len(pauses) == 2
+            return False
+
         with (
             unittest.mock.patch("crushlite.reports.watchdog.time", monotonic=monotonic),
-            unittest.mock.patch.object(watchdog, "_stop", looks),
+            unittest.mock.patch.object(watchdog, "_wake", unittest.mock.Mock(wait=wait)),
         ):
             watchdog._watch()
-        self.assertEqual((looks.wait.call_count, watchdog.stalls), (2, 0))
+        self.assertEqual((len(pauses), watchdog.stalls), (2, 0))
+
+    async def test_a_loop_that_has_waited_long_is_watched_as_soon_as_an_agent_begins(self) -> None:
+        self.watchdog._pause = 3_600.0
+        self.watchdog.start()
+        self.watchdog.agent_begins()
+        with self.assertLogs("crushlite.reports.watchdog", "WARNING"):
+            deadline = time.monotonic() + LIMIT / 2
+            while not self.watchdog.stalls and time.monotonic() < deadline:
+                pass  # an agent that blocks the loop
+        self.assertEqual(self.watchdog.stalls, 1)
 
     async def test_a_loop_that_waits_for_the_selector_of_an_agent_is_blocked(self) -> None:
         self.watchdog.start()

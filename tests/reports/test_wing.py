@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 from crushlite.reports.wing import ReportsWing
 from crushlite.testing import LocalDaemon
@@ -27,6 +28,18 @@ class WingTests(BoundedTestCase):
                 self.assertEqual((answer.status, answer.json["code"]), (404, "route_not_found"))
             health = await daemon.call("GET", "/v1/health?verbose=1")
             self.assertEqual((health.status, health.json), (200, None))
+
+    async def test_the_watchdog_learns_of_every_turn_that_begins(self) -> None:
+        wing = ReportsWing()
+        async with LocalDaemon(wings=[wing]) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            with mock.patch.object(wing.vitals.loop, "agent_begins") as began:
+                await anna.prompt(session)
+                run = await daemon.entered(1)
+                self.assertEqual(began.call_count, 1)
+            run.release()
+            await anna.events.wait_for("run_complete")
 
     async def test_the_routes_of_a_daemon_are_described_as_they_are(self) -> None:
         async with LocalDaemon(wings=[ReportsWing()]) as daemon:
