@@ -244,10 +244,11 @@ class Turn(Jobs, Protocol):
     async def session(self) -> Session: ...
 
     async def history(self) -> list[Message]:
-        """The session's messages, oldest first, this turn's own included."""
+        """The session's messages, oldest first, this turn's own included. To be read only: the
+        next call returns the same objects again."""
 
     async def conversation(self) -> tuple[Session, list[Message]]:
-        """The session and its messages, in one read."""
+        """The session and its messages, in one read; see `history`."""
 
     async def recall(self) -> str:
         """What this agent has kept with the session by `remember`; empty if nothing. As the text

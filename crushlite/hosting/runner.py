@@ -470,7 +470,7 @@ class Runner:
             ended = [run_rows.end_run(conn, scope, row) for row in rows]
             # Once: a try that failed only after its commit is repeated, and cost is added.
             if save_usage is not None and ended[0]:
-                save_usage(conn)
+                return save_usage(conn)
             return session_rows.get_session(conn, scope, session_id)
 
         return end

@@ -14,11 +14,16 @@ again while its turn goes on and as soon as another write works, and `saving` ha
 transaction that ends its turn. Rows are placed by the order of their insertion, so no message is
 inserted before one of its session that began earlier.
 
+A message that is no longer live does not change, and new rows are placed behind the others. So the
+conversation of a session, which an agent reads at each step, is kept for a while, and only the rows
+behind what is kept are read.
+
 Knows nothing of: runs, turns, permissions, HTTP.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, TypeVar
@@ -53,6 +58,8 @@ MANY_PARTS = 16
 HELD_SECONDS = 0.1  # that an event is held back at most: see `finish`
 ROW_SECONDS = 1.0  # how stale the row of a streaming message may get,
 ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfinished answer
+KEPT_SESSIONS = 4  # of which the conversation is kept,
+KEPT_SECONDS = 60.0  # until none was read for so long
 
 
 @dataclass(eq=False, slots=True)
@@ -120,6 +127,14 @@ class LiveMessage:
         return _copy(self.joined())
 
 
+@dataclass(frozen=True, slots=True)
+class KeptMessages:
+    """The first messages of a session, none of them live, and the position of the last."""
+
+    messages: tuple[Message, ...] = ()
+    position: int = -message_rows.BEYOND
+
+
 class Transcript:
     def __init__(
         self, *, store: ScopedStore, hub: Hub, clock: Clock, coalesce: float = 0.033
@@ -131,6 +146,11 @@ class Transcript:
         self._live: dict[str, LiveMessage] = {}  # by message id, in order of creation
         self._latest: dict[str, Placement] = {}  # by session, of the message that began last
         self._failed: dict[LiveMessage, None] = {}  # of which the last write did not work, in order
+        self._kept: dict[
+            str, KeptMessages
+        ] = {}  # by session, the one that was read last at the end
+        self._kept_timer: Timer | None = None
+        self._rewritten = 0  # counts the times when what is kept may have become wrong
         store.store.on_healed(self._retry)
 
     # Writing -------------------------------------------------------------------------------------
@@ -214,8 +234,9 @@ class Transcript:
         """A structural change: it is published, and its row written, now, except as in `finish`."""
         self._count_up(live)
         live.only_growth = False
-        if not live.deleted:
-            self._live[live.message.id] = live  # it may have left, finished and written, before
+        if not live.deleted and live.message.id not in self._live:
+            self._live[live.message.id] = live  # it had left, finished and written
+            self._forget_kept(live.message.session_id)
         if publish:
             self.flush(live, write=write)
         else:
@@ -236,11 +257,13 @@ class Transcript:
     def close(self) -> None:
         """Publish and write what is not out yet, and let go of the store, which may live on."""
         self.flush_all()
+        self._forget_kept(*self._kept)
         self._store.store.off_healed(self._retry)
 
     def delete(self, live: LiveMessage) -> None:
         """Remove a message for good; its buffered state must not bring the row back."""
         self._discard(live)
+        self._forget_kept(live.message.session_id)
         self._live[live.message.id] = live  # hides its row from readers until that is gone
         self._remove(live)
         self._hub.publish("deleted", live.snapshot())
@@ -253,6 +276,7 @@ class Transcript:
                 self._discard(live)
         for session_id in gone:
             self._latest.pop(session_id, None)
+        self._forget_kept(*gone)
 
     # The ending's transaction --------------------------------------------------------------------
 
@@ -285,15 +309,49 @@ class Transcript:
         self, session_id: str, notes_owner: str
     ) -> tuple[Session, list[Message], str]:
         """A session, its messages as streams have seen them, and what this owner has kept."""
+        kept, rewritten = self._kept.get(session_id, KeptMessages()), self._rewritten
 
-        def read(conn: Connection, scope: str) -> tuple[Session, list[Message], str]:
+        def read(conn: Connection, scope: str) -> tuple[Session, list[tuple[int, Message]], str]:
             session = session_rows.get_session(conn, scope, session_id)
-            rows = message_rows.list_messages(conn, scope, session_id)
+            rows = message_rows.placed_messages(conn, scope, session_id, kept.position + 1)
             return session, rows, session_rows.get_notes(conn, scope, session_id, notes_owner)
 
         seen = self._seen(session_id)
         session, rows, notes = await self._store.read(read)
-        return session, _overlaid(rows, seen | self._seen(session_id)), notes
+        seen |= self._seen(session_id)
+        if rewritten == self._rewritten:
+            self._keep(session_id, kept, rows, seen)
+        return session, _overlaid([*kept.messages, *(row for _, row in rows)], seen), notes
+
+    def _keep(
+        self,
+        session_id: str,
+        kept: KeptMessages,
+        rows: list[tuple[int, Message]],
+        seen: dict[str, LiveMessage],
+    ) -> None:
+        """Add to what is kept of a session the rows behind it up to the first that may change."""
+        done = list(itertools.takewhile(lambda row: row[1].finish and row[1].id not in seen, rows))
+        if done:
+            messages = *kept.messages, *(message for _, message in done)
+            kept = KeptMessages(messages, done[-1][0])
+        self._kept.pop(session_id, None)
+        self._kept[session_id] = kept
+        if len(self._kept) > KEPT_SESSIONS:
+            del self._kept[next(iter(self._kept))]
+        if self._kept_timer is not None:
+            self._kept_timer.cancel()
+        self._kept_timer = self._clock.call_later(
+            KEPT_SECONDS, lambda: self._forget_kept(*self._kept)
+        )
+
+    def _forget_kept(self, *session_ids: str) -> None:
+        self._rewritten += 1
+        for session_id in session_ids:
+            self._kept.pop(session_id, None)
+        if not self._kept and self._kept_timer is not None:
+            self._kept_timer.cancel()
+            self._kept_timer = None
 
     async def messages_json(self, session_id: str) -> list[bytes]:
         """The messages as JSON: pieces with one or more each, to be joined by commas."""

@@ -168,7 +168,7 @@ class LiveTurn(TurnRequests):
         if self.guards.withheld and prompt.message.role == "user":
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
-    def saving_usage(self) -> Callable[[Connection], object] | None:
+    def saving_usage(self) -> Callable[[Connection], Session] | None:
         """What the transaction of the ending must do for usage that is not saved yet, because it
         was the last or could not be written; None if all is."""
         if self._unsaved is None and not self._owed:

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FRAMES = 6  # that are logged
-BEAT = 0.25  # seconds between two checks of a loop that is busy,
-GROWTH = 4  # by which it is multiplied at each check of one that waits,
+BEAT = 0.25  # seconds between two checks of a loop that is busy
+SHORT = (
+    1.0  # a pause that is not ended when an agent begins: waking a thread costs as much as a check
+)
+GROWTH = 4  # by which a pause is multiplied at each check of a loop that waits,
 LONGEST = 30.0  # up to this: a check wakes the whole process
 # The two innermost functions of a loop that waits. Both: an agent may wait for a selector too.
 _WAITING = selectors.DefaultSelector.select.__code__, asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
@@ -52,7 +55,7 @@ class Watchdog:
 
     def agent_begins(self) -> None:
         """Check at short pauses again: an agent may block the loop from now on."""
-        if self._pause > BEAT:
+        if self._pause > SHORT:
             self._wake.set()
 
     def stop(self) -> None:

@@ -115,12 +115,28 @@ def position_of(conn: Connection, scope: str, mid: str) -> int | None:
 
 def list_messages(conn: Connection, scope: str, sid: str) -> list[Message]:
     """The messages of a session in their order."""
+    return [message for _, message in placed_messages(conn, scope, sid)]
+
+
+def placed_messages(
+    conn: Connection, scope: str, sid: str, first: int = -BEYOND, end: int = BEYOND
+) -> list[tuple[int, Message]]:
+    """The messages of a session in their order, each with its position, from position `first` up
+    to, and without, position `end`. Raises CorruptDatabase."""
     rows = conn.execute(
-        f"SELECT {MESSAGE_COLUMNS} FROM messages WHERE scope = ? AND session_id = ? "
-        "ORDER BY position, seq",
-        (scope, sid),
+        f"""
+        SELECT position, {MESSAGE_COLUMNS} FROM messages
+        WHERE scope = ? AND session_id = ? AND position >= ?
+            AND (position < ? OR typeof(position) <> 'integer')
+        ORDER BY position, seq
+        """,
+        (scope, sid, first, end),
     )
-    return [message_from_row(row) for row in rows]
+    placed = []
+    for position, *values in rows:  # SQLite puts a text behind every number: it would be missed
+        check_row("the position of a message", (position,), (int,))
+        placed.append((position, message_from_row(tuple(values))))
+    return placed
 
 
 def delete_message(conn: Connection, scope: str, mid: str) -> None:

@@ -25,7 +25,7 @@ from ..protocol.messages import Message
 from ..protocol.runs import RunInfo
 from ..unique import new_id
 from .connection import check_row
-from .messages import MESSAGE_COLUMNS, insert_message, message_from_row, position_of, save_message
+from .messages import BEYOND, insert_message, placed_messages, position_of, save_message
 from .runs import RUN_COLUMNS, RunRow, end_run, find_run, run_from_row, start_run
 from .sessions import child_ids
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 INTERRUPTED = "interrupted: the daemon stopped"
-_END = 2**63 - 1  # a position behind all others
-
 
 # Where the user messages of a session's runs stand, and the carrier of each run, in order.
 _Prompts = list[tuple[int, str]]
@@ -59,7 +57,7 @@ def recover(conn: Connection, boot_id: str, now: float) -> list[str]:
             prompts[session] = _find_prompts(conn, *session)
         _recover_run(conn, scope, row, prompts[session], now)
     for scope, sid in _other_sessions(conn, rows):
-        _mend(conn, scope, _messages(conn, scope, sid, 0, _END), now)
+        _mend(conn, scope, placed_messages(conn, scope, sid), now)
     return [row.run_id for _, row in rows]
 
 
@@ -92,8 +90,8 @@ def _recover_run(conn: Connection, scope: str, row: RunRow, prompts: _Prompts, n
     else:
         first = bisect.bisect_left(prompts, (start + 1, ""))
         behind = (prompts[at] for at in range(first, len(prompts)))
-        end = next((place for place, carrier_id in behind if carrier_id != row.run_id), _END)
-        turn = _messages(conn, scope, row.session_id, start + 1, end)
+        end = next((place for place, carrier_id in behind if carrier_id != row.run_id), BEYOND)
+        turn = placed_messages(conn, scope, row.session_id, start + 1, end)
         answer = _mend(conn, scope, turn, now)
         if answer is None:
             answer = _message(row.session_id, "assistant", int(now), _finish(now))
@@ -144,24 +142,6 @@ def _binaries(attachments: str | None) -> list[wire.Part]:
 
 
 # The turn ---------------------------------------------------------------------------------------
-
-
-def _messages(conn: Connection, scope: str, sid: str, first: int, end: int) -> _Turn:
-    """The messages of a session from position `first` up to, and without, position `end`."""
-    rows = conn.execute(
-        f"""
-        SELECT position, {MESSAGE_COLUMNS} FROM messages
-        WHERE scope = ? AND session_id = ? AND position >= ?
-            AND (position < ? OR typeof(position) <> 'integer')
-        ORDER BY position, seq
-        """,
-        (scope, sid, first, end),
-    )
-    placed = []
-    for position, *values in rows:  # SQLite puts a text behind every number: it would be missed
-        check_row("the position of a message", (position,), (int,))
-        placed.append((position, message_from_row(tuple(values))))
-    return placed
 
 
 def _mend(conn: Connection, scope: str, turn: _Turn, now: float) -> Message | None:

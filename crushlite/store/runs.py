@@ -89,8 +89,12 @@ def start_run(
 ) -> None:
     """Store the run's user message, and with it the carrier if the run is being folded. Changes
     nothing if the message is stored already. Raises RunNotFound."""
-    row = get_run(conn, scope, run_id)
-    if row.user_message_id and position_of(conn, scope, row.user_message_id) is not None:
+    found = conn.execute(
+        "SELECT user_message_id FROM runs WHERE scope = ? AND run_id = ?", (scope, run_id)
+    ).fetchone()
+    if found is None:
+        raise RunNotFound(f"run {run_id} not found")
+    if found[0] and position_of(conn, scope, found[0]) is not None:
         return
     insert_message(conn, scope, user_message)
     conn.execute(

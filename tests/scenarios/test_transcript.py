@@ -7,7 +7,14 @@ import uuid
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.hosting.transcript import HELD_SECONDS, ROW_CHARS, ROW_SECONDS, Transcript
+from crushlite.hosting.transcript import (
+    HELD_SECONDS,
+    KEPT_SECONDS,
+    KEPT_SESSIONS,
+    ROW_CHARS,
+    ROW_SECONDS,
+    Transcript,
+)
 from crushlite.protocol.messages import (
     FinishPart,
     Message,
@@ -18,7 +25,7 @@ from crushlite.protocol.messages import (
 )
 from crushlite.protocol.sessions import Session
 from crushlite.settings import Settings
-from crushlite.store import sessions
+from crushlite.store import messages as message_rows, sessions
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.scenarios import scenario
@@ -487,6 +494,117 @@ class SynchronousTests(Bench):
         self.assertEqual([event.text for event in self.updates()], ["a", "ab", "abc"])
         self.assertEqual(saved, ["a", "ab", "abc"])
         self.assertEqual(self.clock.pending, 0)
+
+
+class KeptTests(Bench):
+    """The conversation of a session is kept, and is what a read of all rows would give."""
+
+    def add(self, text: str, role: str = "user") -> LiveMessage:
+        parts = (TextPart(text), FinishPart("stop"))
+        return self.transcript.create(draft(role, parts))
+
+    async def read(self, session_id: str = SESSION) -> tuple[list[str], int]:
+        """The texts of a conversation, and how many rows were read for it."""
+        await self.clock.advance(0)  # what is written has been noted
+        reading = message_rows.message_from_row
+        with mock.patch.object(message_rows, "message_from_row", side_effect=reading) as read:
+            _, messages, _ = await self.transcript.conversation(session_id, "")
+        return [message.text for message in messages], read.call_count
+
+    async def test_a_row_that_cannot_change_is_read_once(self) -> None:
+        for text in "abc":
+            self.add(text)
+        self.assertEqual(await self.read(), (["a", "b", "c"], 3))
+        self.add("d")
+        self.assertEqual(await self.read(), (["a", "b", "c", "d"], 1))
+        self.assertEqual(await self.read(), (["a", "b", "c", "d"], 0))
+
+    async def test_what_stands_behind_an_open_message_is_read_again(self) -> None:
+        self.add("a")
+        live = self.transcript.create(draft())
+        self.transcript.say(live, "b")
+        self.add("c")
+        self.assertEqual(await self.read(), (["a", "b", "c"], 3))
+        self.transcript.say(live, "b")
+        self.assertEqual(await self.read(), (["a", "bb", "c"], 2))
+        self.transcript.finish(live, FinishPart("end_turn"))
+        self.assertEqual(await self.read(), (["a", "bb", "c"], 2))
+        self.assertEqual(await self.read(), (["a", "bb", "c"], 0))
+
+    async def held(self) -> list[bool]:
+        """Which messages of the conversation are withheld from models."""
+        _, messages, _ = await self.transcript.conversation(SESSION, "")
+        return [message.finish.withheld for message in messages if message.finish is not None]
+
+    async def test_a_kept_message_that_changes_after_all_is_read_again(self) -> None:
+        first = self.add("a")
+        self.add("b")
+        await self.read()
+        self.transcript.finish(first, FinishPart("stop", withheld=True), write=False)
+        self.assertEqual(await self.held(), [True, False], "while it is live")
+        self.transcript.flush(first)
+        await self.clock.advance(0)
+        self.assertEqual(await self.held(), [True, False], "when its row is written")
+
+    async def test_a_message_that_changes_without_a_read_meanwhile_is_read_again(self) -> None:
+        first = self.add("a")
+        await self.read()
+        self.transcript.finish(first, FinishPart("stop", withheld=True))
+        await self.clock.advance(0)
+        self.assertEqual(await self.held(), [True])
+
+    async def test_an_open_message_of_an_earlier_workspace_is_read_until_it_is_finished(
+        self,
+    ) -> None:
+        message = draft("assistant", (TextPart("a"),))
+        await self.store.submit(lambda conn: message_rows.insert_message(conn, SCOPE, message))
+        self.assertEqual(await self.read(), (["a"], 1))
+        message.parts = [TextPart("ab"), FinishPart("end_turn")]
+        await self.store.submit(lambda conn: message_rows.save_message(conn, SCOPE, message))
+        self.assertEqual(await self.read(), (["ab"], 1))
+        self.assertEqual(await self.read(), (["ab"], 0))
+
+    async def test_a_message_that_changes_during_a_read_is_not_kept_as_it_was(self) -> None:
+        live = self.add("a")
+        await self.clock.advance(0)
+        read = self.scoped.store.read
+
+        async def read_early(work: Any) -> Any:
+            found = await read(work)
+            self.transcript.finish(live, FinishPart("stop", withheld=True))
+            await self.clock.advance(0)  # written, and no longer live
+            return found
+
+        with mock.patch.object(self.scoped.store, "read", read_early):
+            await self.read()
+        self.assertEqual((await self.read())[1], 1)
+
+    async def test_a_deleted_message_is_not_kept(self) -> None:
+        self.add("a")
+        live = self.add("b")
+        await self.read()
+        self.transcript.delete(live)
+        self.assertEqual((await self.read())[0], ["a"])
+
+    async def test_little_is_kept_and_not_for_long(self) -> None:
+        for number in range(KEPT_SESSIONS):
+            row = Session(id=f"other-{number}", title="other", created_at=1, updated_at=1)
+            await self.store.submit(lambda conn, row=row: sessions.insert_session(conn, SCOPE, row))
+        self.add("a")
+        await self.read()
+        for number in range(KEPT_SESSIONS):
+            await self.read(f"other-{number}")
+        self.assertEqual((await self.read())[1], 1, "those read later have taken its place")
+        await self.clock.advance(KEPT_SECONDS - 1)
+        self.assertEqual((await self.read())[1], 0)
+        await self.clock.advance(KEPT_SECONDS)
+        self.assertEqual((self.clock.pending, (await self.read())[1]), (0, 1))
+
+    async def test_what_is_kept_of_a_session_goes_with_it(self) -> None:
+        self.add("a")
+        await self.read()
+        self.transcript.forget([SESSION])
+        self.assertEqual((self.clock.pending, (await self.read())[1]), (0, 1))
 
 
 class OverHTTPTests(BoundedTestCase):

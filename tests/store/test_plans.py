@@ -198,6 +198,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("messages.get_message", "", "m"),
     ("messages.position_of", "", "m"),
     ("messages.list_messages", "", "s1"),
+    ("messages.placed_messages", "", "s1", 1),
     *(("messages.message_texts", "", "s1", live) for live in ((), ("m", "x"))),
     *(("messages.user_message_texts", "", sid, ("m", "x")) for sid in ("s1", None)),
     *(("messages.user_message_texts", "", sid, ()) for sid in ("s1", None)),
