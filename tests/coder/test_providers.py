@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import email.utils
 import html
 import json
@@ -1013,6 +1014,15 @@ class ChatSent(SentCase):
         self.assertEqual(body["reasoning_effort"], "low")
         function = {"name": "ls", "description": "Lists.", "parameters": TOOL.parameters}
         self.assertEqual(body["tools"], [{"type": "function", "function": function}])
+
+    async def test_each_request_has_its_own_tools_whatever_was_sent_before(self) -> None:
+        provider = self.openai(self.model.base_url)
+        other = dataclasses.replace(TOOL, description="Lists \ud800 \u20ac.")
+        for tools in ([TOOL], [TOOL], [TOOL, other], [other], [], [TOOL]):
+            body = await self.sent(provider, ask(tools=tools))
+            said = [tool["function"]["description"] for tool in body.get("tools", [])]
+            wanted = [tool.description.replace("\ud800", "?") for tool in tools]
+            self.assertEqual((said, body["model"]), (wanted, "m"))
 
     async def test_the_token_limit_has_two_names(self) -> None:
         for host, name in (

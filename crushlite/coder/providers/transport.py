@@ -121,6 +121,8 @@ class Transport:
         pairs = _merged((*_HEADERS, *own), extra_headers)
         self._timeouts = timeouts or Timeouts()
         self._clock = clock
+        self._tools: Any = None  # of the last request
+        self._tools_text = b""
         self.endpoint = _ProviderEndpoint(
             base_url, clock, self._timeouts.connect, proxies, own_listener=own_listener
         )
@@ -146,7 +148,7 @@ class Transport:
             if chars > LIGHT_CHARS:
                 encoded = await asyncio.to_thread(lambda: _encoded(body(), is_light=False))
             else:
-                encoded = _encoded(body(), is_light=True)
+                encoded = self._with_tools(body())
             async with self._client.stream(
                 "POST",
                 self.endpoint.target(path),
@@ -173,6 +175,17 @@ class Transport:
         # Outside of the block: the connection is free even if the consumer stops reading here.
         for piece in rest:
             yield piece
+
+    def _with_tools(self, body: Mapping[str, Any]) -> bytes:
+        """A small body as JSON. Its tools, which are most of a short conversation and hardly ever
+        change, are written once and kept."""
+        tools = body.get("tools")
+        if tools is None:
+            return _encoded(body, is_light=True)
+        if tools != self._tools:
+            self._tools, self._tools_text = tools, _encoded(tools, is_light=True)
+        rest = {name: value for name, value in body.items() if name != "tools"}
+        return b"".join((_encoded(rest, is_light=True)[:-1], b',"tools":', self._tools_text, b"}"))
 
     async def get(self, path: str, read: Callable[[Any], T], *, timeout: float) -> T:
         """Get a JSON document within `timeout` seconds and return what `read` makes of it. Raises
@@ -280,7 +293,7 @@ def _merged(
     return tuple(merged)
 
 
-def _encoded(body: Mapping[str, Any], *, is_light: bool) -> bytes:
+def _encoded(body: Any, *, is_light: bool) -> bytes:
     try:
         text = dumps(body, REQUEST_CHARS, is_light=is_light)
     except (TypeError, ValueError, RecursionError) as error:
