@@ -59,12 +59,17 @@ async def bookkeeper(turn: Turn) -> None:
 
 
 class PostingTests(PromptTestCase):
-    async def post_fast(self, poster: Participant, session: str, name: str) -> list[str]:
-        """Post as fast as the answers come."""
+    async def post_fast(
+        self, poster: Participant, watcher: Participant, session: str, name: str
+    ) -> list[str]:
+        """Post as fast as the answers come, while another client says each time who it is."""
         run_ids = [f"{name}-{number}" for number in range(POSTS)]
         for run_id in run_ids:
-            answer = await poster.prompt(session, run_id, run_id=run_id)
-            self.assertEqual(answer.json["run_id"], run_id)
+            said, answer = await asyncio.gather(
+                watcher.call("POST", f"/agent/init?client_id={watcher.id}", {}),
+                poster.prompt(session, run_id, run_id=run_id),
+            )
+            self.assertEqual((said.status, answer.json["run_id"]), (200, run_id))
         return run_ids
 
     async def test_four_posters_right_after_create_are_all_served_in_order(self) -> None:
@@ -72,27 +77,17 @@ class PostingTests(PromptTestCase):
         async with LocalDaemon(agent) as daemon:
             watcher = await daemon.join()
             shared = await watcher.session()
-            stop = asyncio.Event()
-
-            async def repeat_init() -> None:
-                while not stop.is_set():
-                    answer = await watcher.call("POST", f"/agent/init?client_id={watcher.id}", {})
-                    self.assertEqual(answer.status, 200)
-
-            initializing = asyncio.create_task(repeat_init())
             posters = await asyncio.gather(*(daemon.create() for _ in range(4)))
             own = [await poster.session() for poster in posters]
             sessions = [shared, shared, own[2], own[3]]
             posting = [
-                asyncio.create_task(self.post_fast(poster, session, f"poster{number}"))
+                asyncio.create_task(self.post_fast(poster, watcher, session, f"poster{number}"))
                 for number, (poster, session) in enumerate(zip(posters, sessions, strict=True))
             ]
             # The first prompts meet an agent that is not ready, the others one that is.
             await until(lambda: agent.asked > 0, "somebody waits for the agent")
             agent.is_ready.set()
             posted = await asyncio.gather(*posting)
-            stop.set()
-            await initializing
             everything = [run_id for run_ids in posted for run_id in run_ids]
             for run_id in everything:
                 self.assertEqual(await self.outcome(watcher, run_id), "completed")
