@@ -18,10 +18,9 @@ from ..protocol.codec import decode, dumps
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
 from ..unique import random_hex
-from ..wing import Author
-from .guards import TurnGuards, tolerated
+from ..wing import Author, Guards
 from .prompts import clean
-from .workspace_base import first_of
+from .workspace_base import first_of, tolerated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +54,9 @@ class TurnRequests:
         self._for_session = self.session_id if parent is None else parent.session_id
         self._author = Author(self._for_session, self.run_id)
         above = parent.guards if parent is not None else None
-        self.guards: TurnGuards = TurnGuards(workspace.parts, self._author, above)
+        parts = workspace.parts
+        made = (part.turn_guards(parts, self._author, above) for part in parts)
+        self.guards: Guards = next(filter(None, made), Guards())
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._unallowed: set[str] = set()  # tool calls that wait for a permission
@@ -127,7 +128,6 @@ class TurnRequests:
             if ruled is not None:
                 permissions.announce(request, granted=bool(ruled))
                 return ruled
-            self.guards.notify("permission_prompt", request.description)
         return await permissions.ask(request, self.run_id, scope, always=always)
 
     async def ask(

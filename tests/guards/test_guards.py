@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Usage
 from crushlite.errors import PromptRefused
-from crushlite.hosting.guards import MOST_STOPS, TurnGuards
+from crushlite.guards.part import MOST_STOPS, GuardPart, Ruling, ToolUsed, TurnGuards
 from crushlite.protocol.messages import ToolCallPart
 from crushlite.protocol.permissions import PermissionRequest
 from crushlite.testing import LocalDaemon
-from crushlite.wing import Author, Ruling, ToolUsed, Wing, WorkspacePart
+from crushlite.wing import Author, Wing
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
-    from crushlite.wing import OpenWorkspace
+    from crushlite.wing import OpenWorkspace, WorkspacePart
 
 
-class Ruler(WorkspacePart):
+class Ruler(GuardPart):
     """Says what the test wants, and raises if that is an error."""
 
     def __init__(self, ruling: Ruling | Exception | None) -> None:
@@ -49,7 +49,7 @@ class Ruler(WorkspacePart):
         return self._rule()
 
 
-class RaisesInCall(WorkspacePart):
+class RaisesInCall(GuardPart):
     """Its methods are plain functions, which raise before there is anything to await."""
 
     def _raise(self, *args: object) -> Any:
@@ -73,7 +73,7 @@ class GuardTests(unittest.IsolatedAsyncioTestCase):
     async def test_a_part_that_fails_refuses_what_it_was_asked_about(self) -> None:
         in_call = TurnGuards([RaisesInCall()], Author("s", "r"))
         for broken in (guards(RuntimeError("x")), in_call):
-            with self.assertLogs("crushlite.hosting.guards", "ERROR"):
+            with self.assertLogs("crushlite.guards.part", "ERROR"):
                 self.assertIn("could not be checked", (await broken.tool("c", "bash", {})).refusal)
                 with self.assertRaises(PromptRefused):
                     await broken.prompt("hello")
@@ -81,7 +81,7 @@ class GuardTests(unittest.IsolatedAsyncioTestCase):
                 self.assertEqual(await broken.stop(""), "")
 
     async def test_a_part_is_asked_whose_method_was_replaced_on_the_object(self) -> None:
-        part: Any = WorkspacePart()
+        part: Any = GuardPart()
 
         async def refuse(used: ToolUsed) -> Ruling:
             return Ruling("not here")
@@ -133,7 +133,7 @@ class GuardTests(unittest.IsolatedAsyncioTestCase):
     async def test_a_request_is_not_decided_by_a_check_that_is_under_way(self) -> None:
         asked, go_on = asyncio.Event(), asyncio.Event()
 
-        class Pausing(WorkspacePart):
+        class Pausing(GuardPart):
             async def before_tool(self, used: ToolUsed) -> Ruling | None:
                 asked.set()
                 await go_on.wait()
@@ -151,7 +151,7 @@ class GuardTests(unittest.IsolatedAsyncioTestCase):
         """Both are checked at the same time, and the one that is allowed is done first."""
         turned = {"good": asyncio.Event(), "bad": asyncio.Event()}
 
-        class Pausing(WorkspacePart):
+        class Pausing(GuardPart):
             async def before_tool(self, used: ToolUsed) -> Ruling | None:
                 await turned[used.input["a"]].wait()
                 return Ruling(allowed=True) if used.input["a"] == "good" else None
@@ -180,7 +180,7 @@ class GuardTests(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(metadata, '{"decision":1,"hook":{"decision":"deny"}}')
 
 
-class SlowToStop(WorkspacePart):
+class SlowToStop(GuardPart):
     """Takes its time before it lets a turn end."""
 
     guards_stop = True
@@ -211,7 +211,7 @@ class StopTests(BoundedTestCase):
             self.assertEqual((await anna.call("GET", f"/sessions/{session}")).json["cost"], 0.5)
 
 
-class Slow(WorkspacePart):
+class Slow(GuardPart):
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
