@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import unittest
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,17 @@ from crushlite.guards.part import MOST_STOPS, GuardPart, Ruling, ToolUsed, TurnG
 from crushlite.protocol.messages import ToolCallPart
 from crushlite.protocol.permissions import PermissionRequest
 from crushlite.testing import LocalDaemon
-from crushlite.wing import Author, Wing
+from crushlite.titles.part import TitlesPart
+from crushlite.wing import Author, Wing, WorkspacePart
+from crushlite.wings import standard_wings
 from tests.support.basics import BoundedTestCase
+from tests.support.prompts import until
+from tests.support.wings import without
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
-    from crushlite.wing import OpenWorkspace, WorkspacePart
+    from crushlite.testing import Participant
+    from crushlite.wing import OpenWorkspace
 
 
 class Ruler(GuardPart):
@@ -200,7 +206,7 @@ class StopTests(BoundedTestCase):
             await turn.usage(Usage(10, 5, 0.5), last=True)
 
         part = SlowToStop()
-        async with LocalDaemon(agent, wings=[SlowWing(part)]) as daemon:
+        async with LocalDaemon(agent, wings=[PartWing(part)]) as daemon:
             anna = await daemon.join()
             session = await anna.session()
             await anna.prompt(session, "go", run_id="r")
@@ -221,7 +227,7 @@ class Slow(GuardPart):
         return None
 
 
-class SlowWing(Wing):
+class PartWing(Wing):
     def __init__(self, part: WorkspacePart) -> None:
         self.part = part
 
@@ -232,7 +238,7 @@ class SlowWing(Wing):
 class TurnTests(BoundedTestCase):
     async def test_a_result_is_on_record_although_the_run_is_canceled_meanwhile(self) -> None:
         part = Slow()
-        async with LocalDaemon(wings=[SlowWing(part)]) as daemon:
+        async with LocalDaemon(wings=[PartWing(part)]) as daemon:
             anna = await daemon.join()
             session = await anna.session()
             await anna.prompt(session, "hello")
@@ -248,3 +254,157 @@ class TurnTests(BoundedTestCase):
                 if item["type"] == "tool_result"
             ]
             self.assertEqual(texts, ["it was done"])
+
+
+class Recording(Ruler):
+    """Refuses a tool, and every prompt that holds a word; keeps what it was asked and told."""
+
+    guards_prompts = True
+
+    def __init__(self, tool: str = "", word: str = "never") -> None:
+        super().__init__(None)
+        self.tool, self.word = tool, word
+        self.told: list[str] = []
+        self.prompts: list[str] = []
+
+    async def before_prompt(self, author: Author, text: str) -> Ruling | None:
+        self.prompts.append(text)
+        return Ruling(denied=f"no {self.word}" if self.word in text else "")
+
+    async def before_tool(self, used: ToolUsed) -> Ruling | None:
+        self.seen.append(used)
+        return Ruling(denied=f"no {used.name}" if used.name == self.tool else "")
+
+    async def before_stop(self, author: Author, text: str, again: bool) -> Ruling | None:
+        self.told.append(f"stop {text}")
+        return None
+
+    def notified(self, author: Author, kind: str, text: str) -> None:
+        self.told.append(kind)
+
+
+class SeamTests(BoundedTestCase):
+    """Parts of several wings in one daemon."""
+
+    async def run_one(self, anna: Participant, session: str, text: str = "go", **more: Any) -> Any:
+        await anna.prompt(session, text, run_id=text, **more)
+        return await anna.events.wait_for("run_complete", run_id=text)
+
+    async def test_every_part_is_asked_for_agents_and_sub_agents_in_any_order(self) -> None:
+        verdicts: list[tuple[bool, str]] = []
+
+        async def ask(turn: Turn) -> None:
+            for tool in ("rm", "mv", "ls"):
+                verdict = await turn.permission(tool, "run", tool_call_id=tool)
+                verdicts.append((verdict.granted, verdict.reason))
+
+        async def agent(turn: Turn) -> None:
+            await ask(turn)
+            call = await turn.tool_call("agent", {})
+            self.assertEqual((await turn.delegate(call, "x", ask)).denied, 2)
+            await turn.tool_result(call, "done")
+
+        for order in (1, -1):
+            verdicts.clear()
+            parts = [Recording("rm"), WorkspacePart(), Recording("mv")][::order]
+            some = [PartWing(part) for part in (WorkspacePart(), *parts)]
+            with without("skills", "config", "hooks"):
+                wings = [*some, *standard_wings()]
+            async with LocalDaemon(agent, wings=wings) as daemon:
+                anna = await daemon.join()
+                session = await anna.session()
+                done = await self.run_one(anna, session, auto_approve=True)
+                self.assertIsNone(done["error"])
+                call = (await anna.messages(session))[1]
+                child = f"{call['id']}$${call['parts'][0]['data']['id']}"
+                prompt = (await anna.messages(child))[0]
+                self.assertNotIn("withheld", prompt["parts"][-1]["data"], "it is the agent's own")
+            refused = [(False, "no rm"), (False, "no mv"), (True, "")]
+            self.assertEqual(verdicts, refused * 2)
+            asked = [[used.name for used in part.seen] for part in parts if type(part) is Recording]
+            self.assertEqual([len(names) for names in asked], [6, 4], "a refusal is the last word")
+
+    async def test_a_prompt_that_would_join_a_turn_is_asked_about_in_one_of_its_own(self) -> None:
+        part = Recording(word="secret")
+        async with LocalDaemon(wings=[PartWing(part)]) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "go", run_id="one")
+            run = await daemon.entered(1)
+            await anna.prompt(session, "my secret", run_id="two", when_busy="steer")
+            self.assertEqual(await run.do(lambda turn: turn.followups()), [])
+            run.release()
+            done = await anna.events.wait_for("run_complete", run_id="two")
+            self.assertEqual((done["error"], part.prompts), ("no secret", ["go", "my secret"]))
+            user = (await anna.messages(session))[2]
+            self.assertTrue(user["parts"][-1]["data"]["withheld"])
+
+    async def test_parts_are_told_when_users_are_asked_and_asked_once_before_the_end(self) -> None:
+        async def agent(turn: Turn) -> None:
+            await turn.say("done")
+            await turn.permission("ls", "run", tool_call_id="c")
+            await turn.ask("which?")
+            if turn.prompt == "asks":
+                self.assertTrue(await turn.before_stop())
+
+        part = Recording()
+        async with LocalDaemon(agent, wings=[PartWing(part)]) as daemon:
+            anna = await daemon.join()
+            for text in ("asks", "does not"):
+                part.told.clear()
+                session = await anna.session()
+                await anna.prompt(session, text, run_id=text)
+                asked = await anna.events.wait_for("permission_request", session_id=session)
+                await anna.grant(asked.payload)
+                await anna.events.wait_for("question_batch_request", session_id=session)
+                await anna.call("POST", "/questions/cancel")
+                await anna.events.wait_for("run_complete", run_id=text)
+                told = ["permission_prompt", "agent_needs_input", "stop done", "agent_completed"]
+                self.assertEqual(part.told, told)
+
+    async def test_a_title_waits_for_the_word_on_its_prompt(self) -> None:
+        class Pausing(Recording):
+            async def before_prompt(self, author: Author, text: str) -> Ruling | None:
+                await until(lambda: bool(titles()._words), "the title is wanted")
+                return await super().before_prompt(author, text)
+
+        class Titling:
+            async def run(self, turn: Turn) -> None:
+                await turn.say("hello")
+
+            async def title(self, text: str) -> str:
+                return f"about {text}"
+
+        def titles() -> TitlesPart:
+            (hosted,) = daemon.backend.everything()
+            return hosted.part(TitlesPart)
+
+        with without("config", "hooks"):
+            wings = [PartWing(Pausing(word="secret")), *standard_wings()]
+        async with LocalDaemon(Titling(), wings=wings) as daemon:
+            anna = await daemon.join()
+            for text, title in (("sky", "about sky"), ("my secret", "my secret")):
+                session = await anna.session()
+                await anna.prompt(session, text, run_id=text)
+                await anna.events.wait_for("session", id=session, title=title)
+
+    async def test_without_the_wing_that_runs_hooks_what_they_must_be_asked_is_refused(
+        self,
+    ) -> None:
+        async def agent(turn: Turn) -> None:
+            verdicts.append(await turn.permission("rm", "run", tool_call_id="c"))
+            verdicts.append(await turn.permission("ls", "run", tool_call_id="d"))
+
+        for gone in (("hooks",), ("hooks", "skills")):
+            verdicts: list[Any] = []
+            with without(*gone):
+                wings = standard_wings()
+            async with LocalDaemon(agent, wings=wings) as daemon:
+                own = daemon.root / "home/.config/crush/crush.json"
+                own.parent.mkdir(parents=True)
+                hooks = {"PreToolUse": [{"command": "exit 0", "matcher": "^rm$"}]}
+                own.write_text(json.dumps({"hooks": hooks}))
+                anna = await daemon.join()
+                await self.run_one(anna, await anna.session(), auto_approve=True)
+            self.assertEqual([bool(verdict) for verdict in verdicts], [False, True])
+            self.assertIn("hooks cannot be run here", verdicts[0].reason)
