@@ -104,7 +104,7 @@ class CommandWatch(Protocol):
 
 
 class Guards:
-    """What a turn asks about what its agent does. Without anything to ask (guards/), all passes."""
+    """What a turn asks about what its agent does. Everything passes here; guards/ asks parts."""
 
     context = ""  # for the model, in addition to the prompt
     halted = ""  # why the turn must end; empty if it need not
@@ -119,7 +119,7 @@ class Guards:
         return False
 
     def close(self) -> bool:
-        """The turn ends, `prompt` was asked or not: returns, and answers, `withheld`."""
+        """The turn ends, and `withheld` waits no longer: returns what it says."""
         return False
 
     async def tool(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck | None:
@@ -168,9 +168,8 @@ class WorkspacePart:
     def turn_guards(
         self, parts: Sequence[WorkspacePart], author: Author, above: Guards | None
     ) -> Guards | None:
-        """What a turn asks, on behalf of all parts: that of the first part that has an answer. A
-        part that rules on turns is a GuardPart (guards/part.py), which has one. `above`: the guards
-        of the turn that a sub-agent works for."""
+        """What a turn asks, for all parts: that of the first one that has an answer, a GuardPart
+        (guards/part.py). `above` are the guards of the turn that a sub-agent works for."""
         return None
 
     def delegate(self) -> Delegate | None:
