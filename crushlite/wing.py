@@ -126,17 +126,9 @@ class Guards:
         """The agent asks whether a tool call may run. None: it may, with the input as given."""
         return None
 
-    async def permission(self, request: PermissionRequest) -> Verdict | None:
-        """The agent asks for a permission, and nothing else was looked at: a refusal is final, an
-        approval answers instead of the users. None: neither."""
-        return None
-
-    def must_ask(self, call_id: str) -> bool:
-        """Whether users must be asked about a call, whatever they have allowed before."""
-        return False
-
-    async def answer(self, request: PermissionRequest) -> Verdict | None:
-        """Users are about to be asked: what is answered instead of them. None: they are asked."""
+    async def decide(self, request: PermissionRequest, scope: Any, turn: Any) -> Verdict | None:
+        """The agent asks for a permission, and nothing else was looked at. `scope` is what it gave
+        to `Turn.permission`. None: it is decided by the prompt, policy, rules or users."""
         return None
 
     def notify(self, kind: str, text: str) -> None:

@@ -13,7 +13,7 @@ import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from ..agent.base import ToolCheck, Verdict
+from ..agent.base import Scope, ToolCheck, Verdict
 from ..clock import resolve_once
 from ..errors import CrushliteError, PromptRefused
 from ..hosting.workspace_base import tolerated
@@ -24,6 +24,7 @@ from ..wing import Guards, WorkspacePart
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from ..hosting.turn_requests import TurnRequests
     from ..protocol.messages import ToolCallPart
     from ..protocol.permissions import PermissionRequest
     from ..wing import Author
@@ -203,10 +204,33 @@ class TurnGuards(Guards):
         self._calls[call_id] = call
         return call
 
+    async def decide(
+        self, request: PermissionRequest, scope: Scope | None, turn: TurnRequests
+    ) -> Verdict | None:
+        """Parts can always refuse. Unless the prompt approves everything, they can also approve
+        instead of the users, or have them asked, whatever they have allowed before."""
+        ruled = await self.permission(request)
+        if ruled is not None and not ruled:
+            return ruled
+        if turn.request.auto_approve:
+            return None
+        permissions = turn.workspace.permissions
+        call = self._calls.get(request.tool_call_id)
+        always = call is not None and call.must_ask
+        if always:
+            scope = Scope((), "nothing: a hook wants you to be asked")
+        elif permissions.is_settled(request, scope):
+            return None
+        ruled = ruled or await self.answer(request)
+        if ruled is not None:
+            permissions.announce(request, granted=bool(ruled))
+            return ruled
+        return await permissions.ask(request, turn.run_id, scope, always=always)
+
     async def permission(self, request: PermissionRequest) -> Verdict | None:
-        """What is decided about a permission before anything else is looked at: a refusal of its
-        tool call, or the approval of this very call; else None. Unless the call has passed `tool`,
-        each request is checked: an agent may ask again, after a refusal or with another input."""
+        """The refusal of a tool call, or the approval of this very call; else None. Unless the call
+        has passed `tool`, each request is checked: an agent may ask again, after a refusal or with
+        another input."""
         call_id = request.tool_call_id
         call = self._calls.get(call_id)
         if call is None or not call.passed or not call_id:
@@ -219,16 +243,13 @@ class TurnGuards(Guards):
             return Verdict(False, self.halted)
         return Verdict(True) if call_id and call.approved and not call.must_ask else None
 
-    def must_ask(self, call_id: str) -> bool:
-        call = self._calls.get(call_id)
-        return call is not None and call.must_ask
-
     def notify(self, kind: str, text: str) -> None:
         for part in self._guards:
             with tolerated(part, f"in run {self._author.run_id}"):
                 part.notified(self._author, kind, text)
 
     async def answer(self, request: PermissionRequest) -> Verdict | None:
+        """What a part answers to a request that users would be asked about; None: they are."""
         for part in self._guards:
             asking = part.permission_asked
             ruling = await self._asked(part, asking, self._author, request, refuse=False)

@@ -362,6 +362,48 @@ class SeamTests(BoundedTestCase):
                 told = ["permission_prompt", "agent_needs_input", "stop done", "agent_completed"]
                 self.assertEqual(part.told, told)
 
+    async def test_a_part_can_have_users_asked_or_answer_instead_of_them(self) -> None:
+        class Answering(GuardPart):
+            async def before_tool(self, used: ToolUsed) -> Ruling | None:
+                return Ruling(ask=used.name == "ask", allowed=used.name == "allow")
+
+            async def permission_asked(
+                self, author: Author, request: PermissionRequest
+            ) -> Ruling | None:
+                answered.append(request.tool_name)
+                refused = "not now" if request.tool_name == "refuse" else ""
+                return Ruling(denied=refused, allowed=request.tool_name == "answer")
+
+        answered: list[str] = []
+        verdicts: list[tuple[str, bool, str]] = []
+
+        async def agent(turn: Turn) -> None:
+            for number, tool in enumerate(turn.prompt.split()):
+                verdict = await turn.permission(tool, "run", tool_call_id=f"c{number}")
+                verdicts.append((tool, verdict.granted, verdict.reason))
+
+        async with LocalDaemon(agent, wings=[PartWing(Answering())]) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await self.run_one(anna, session, "ask allow answer other", auto_approve=True)
+            self.assertEqual((answered, {granted for _, granted, _ in verdicts}), ([], {True}))
+            verdicts.clear()
+            text = "allow answer refuse ask ask other other"
+            await anna.prompt(session, text, run_id="two")
+            asked = []
+            for _ in range(3):  # a grant for the session is none for what must be asked
+                request = (await anna.events.wait_for("permission_request")).payload
+                asked.append(request["tool_name"])
+                await anna.grant(request, "allow_session")
+            await anna.events.wait_for("run_complete", run_id="two")
+            self.assertEqual(asked, ["ask", "ask", "other"])
+            self.assertEqual(answered, ["answer", "refuse", "ask", "ask", "other"])
+            self.assertEqual([tool for tool, granted, _ in verdicts if not granted], ["refuse"])
+            self.assertEqual(verdicts[2], ("refuse", False, "not now"))
+            told = anna.events.all("permission_notification", granted=True)
+            ids = [f"c{number}" for number in (0, 1, 3, 4, 5, 6)]
+            self.assertEqual([event["tool_call_id"] for event in told], ids)
+
     async def test_a_title_waits_for_the_word_on_its_prompt(self) -> None:
         class Pausing(Recording):
             async def before_prompt(self, author: Author, text: str) -> Ruling | None:
