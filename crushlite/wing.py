@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from .agent.base import Agent, AgentFactory, Delegated, Turn, TurnCommands
+    from .agent.base import Agent, AgentFactory, Delegated, ToolCheck, Turn, TurnCommands, Verdict
     from .api.entry import Entry
     from .clock import Clock
     from .events import Hub
     from .protocol.config import AgentInfo, SelectedModel
-    from .protocol.messages import Part, Prompt
+    from .protocol.messages import Part, Prompt, ToolCallPart
     from .protocol.permissions import PermissionRequest, PermissionRule
     from .settings import Settings
     from .store import ScopedStore
@@ -93,29 +93,6 @@ class Author:
     run_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUsed:
-    """A tool call of an agent."""
-
-    author: Author
-    call_id: str  # as in the transcript; empty if the agent has none
-    name: str
-    input: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Ruling:
-    """What a part says about what an agent does. Which fields count depends on what was asked."""
-
-    denied: str = ""  # why it must not be done, for the model and the user; empty: it may
-    allowed: bool = False  # nobody need be asked for permission
-    ask: bool = False  # users must be asked, whatever they have allowed before
-    input: Mapping[str, Any] | None = None  # what a tool is to be run with instead
-    context: str = ""  # for the model, in addition
-    halt: bool = False  # the turn must end
-    shown: Mapping[str, Any] | None = None  # for clients, in the metadata of the tool's result
-
-
 class CommandWatch(Protocol):
     """Made before a command starts. Exactly one of these is called, once."""
 
@@ -124,6 +101,49 @@ class CommandWatch(Protocol):
 
     def dropped(self) -> None:
         """The command could not be started."""
+
+
+class Guards:
+    """What a turn asks about what its agent does. Everything passes here; guards/ asks parts."""
+
+    context = ""  # for the model, in addition to the prompt
+    halted = ""  # why the turn must end; empty if it need not
+    hold_prompts = False  # prompts that were sent to steer a turn get one of their own
+    hold_stop = False  # `stop` may take long: what the turn has used is saved before it
+
+    async def prompt(self, text: str) -> None:
+        """The turn of a run begins, and its agent has seen nothing yet. Raises PromptRefused."""
+
+    async def withheld(self) -> bool:
+        """Whether no agent may see the prompt, now or later. Waits for the answer of `prompt`."""
+        return False
+
+    def close(self) -> bool:
+        """The turn ends, and `withheld` waits no longer: returns what it says."""
+        return False
+
+    async def tool(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck | None:
+        """The agent asks whether a tool call may run. None: it may, with the input as given."""
+        return None
+
+    async def decide(self, request: PermissionRequest, scope: Any, turn: Any) -> Verdict | None:
+        """The agent asks for a permission, and nothing else was looked at. `scope` is what it gave
+        to `Turn.permission`. None: it is decided by the prompt, policy, rules or users."""
+        return None
+
+    def notify(self, kind: str, text: str) -> None:
+        """What a user who looks away should know: `agent_needs_input` or `agent_completed`."""
+
+    async def result(
+        self, call: ToolCallPart, content: str, metadata: str, *, is_error: bool
+    ) -> tuple[str, str]:
+        """A tool call has a result: returns its content and metadata as they are to be stored."""
+        return content, metadata
+
+    async def stop(self, text: str) -> str:
+        """The agent is done, and `text` is what it said last: returns what it must do before the
+        turn ends; empty if it may end."""
+        return ""
 
 
 class WorkspacePart:
@@ -135,6 +155,13 @@ class WorkspacePart:
 
     def turn_commands(self, author: Author) -> TurnCommands | None:
         """What runs the commands of a turn: that of the first part that has an answer."""
+        return None
+
+    def turn_guards(
+        self, parts: Sequence[WorkspacePart], author: Author, above: Guards | None
+    ) -> Guards | None:
+        """What a turn asks, for all parts: that of the first one that has an answer, a GuardPart
+        (guards/part.py). `above` are the guards of the turn that a sub-agent works for."""
         return None
 
     def delegate(self) -> Delegate | None:
@@ -174,35 +201,8 @@ class WorkspacePart:
         each prompt; the model is told what has changed since the last one. Must not block."""
         return ()
 
-    # What agents do, asked one part after the other. Each must answer in a bounded time. One that
-    # raises counts as a refusal of a prompt or a tool call; elsewhere it has said nothing.
-
-    guards_prompts = False  # prompts that were sent to steer a turn get one of their own
-    guards_stop = False  # `before_stop` may take long: what a turn has used is saved before it
-
     def prompt_started(self, turn: Any, run_id: str, text: str) -> None:
         """A prompt has begun a turn, or joined it, and is in the transcript. Must not block."""
-
-    async def before_prompt(self, author: Author, text: str) -> Ruling | None:
-        """A turn begins: its prompt can be refused, or get context."""
-        return None
-
-    async def before_tool(self, used: ToolUsed) -> Ruling | None:
-        """A tool is about to run, and nobody was asked yet: it can be refused, allowed, get another
-        input (the next part sees that one), or halt the turn. Context goes into its result."""
-        return None
-
-    async def after_tool(self, used: ToolUsed, result: str, is_error: bool) -> Ruling | None:
-        """A tool has run: the reason of a refusal, and context, are put behind its result."""
-        return None
-
-    async def permission_asked(self, author: Author, request: PermissionRequest) -> Ruling | None:
-        """Users are about to be asked: `denied` and `allowed` answer instead of them."""
-        return None
-
-    def notified(self, author: Author, kind: str, text: str) -> None:
-        """What a user who looks away should know: `permission_prompt` and `agent_needs_input`
-        (users are asked), or `agent_completed`."""
 
     def session_canceled(self, session_id: str) -> None:
         """A client cancels what a session does. Its runs are canceled without this."""
@@ -213,11 +213,6 @@ class WorkspacePart:
 
     def session_deleted(self, session_id: str) -> None:
         """A session is gone."""
-
-    async def before_stop(self, author: Author, text: str, again: bool) -> Ruling | None:
-        """The agent is done, and `text` is what it said last: the reason of a refusal is given to
-        it to go on. `again`: it has gone on like this before in this turn."""
-        return None
 
     async def more_cost(self, turn: Any, cost: float, limit: float) -> float:
         """A turn has cost as much as its limit allows, or more, in dollars: returns the limit that

@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 # Used by several wings, by tests, or by a person, and by nothing else.
 LIBRARIES = (
-    *("commands", "offline", "features", "repair", "worktree", "jsonrpc", "outbound"),
+    *("commands", "offline", "features", "guards", "repair", "worktree", "jsonrpc", "outbound"),
     *("fake_model", "testing"),
 )
 WINGS = (

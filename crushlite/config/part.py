@@ -7,17 +7,18 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..guards.part import GuardPart, Ruling
 from ..protocol.events import ConfigChanged
-from ..wing import Ruling, WorkspacePart
 from .factory import FollowsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..agent.base import AgentFactory
+    from ..guards.part import ToolUsed
     from ..protocol.config import ModelChoice
     from ..protocol.permissions import PermissionRule
-    from ..wing import OpenWorkspace, ToolUsed
+    from ..wing import OpenWorkspace
     from .profile import FileProfile
     from .view import Config
 
@@ -35,7 +36,7 @@ async def completed(
     return found
 
 
-class ConfigPart(WorkspacePart):
+class ConfigPart(GuardPart):
     """The configuration of one open workspace. `all_parts` holds the part of each open workspace,
     this one included while it is open."""
 

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import all_done
 from ..errors import CrushliteError
+from ..guards.part import GuardPart, Ruling
 from ..protocol.codec import dumps
 from ..store import sessions as session_rows
 from ..version import NAME
-from ..wing import Author, Ruling, WorkspacePart
+from ..wing import Author
 from . import definitions as events
 from .definitions import hooks_of
 from .running import run_hook
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from ..config.profile import FileProfile
+    from ..guards.part import ToolUsed
     from ..protocol.permissions import PermissionRequest
-    from ..wing import OpenWorkspace, ToolUsed
+    from ..wing import OpenWorkspace
     from .definitions import Hook
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ END_SECONDS = 5.0  # for all that runs when the workspace closes, and for Sessio
 MOST_WAITING = 32  # hooks that are told something, and not waited for
 
 
-class HooksPart(WorkspacePart):
+class HooksPart(GuardPart):
     """The hooks of one workspace; `profile` has the configuration that is in force."""
 
     def __init__(self, workspace: OpenWorkspace, profile: FileProfile) -> None:

@@ -43,6 +43,7 @@ from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
 from .prompts import Failure, digest_of, explain, read_prompt, refuse_child, words
 from .tasks import OwnedTasks
 from .turn import LiveTurn
+from .workspace_base import tolerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -295,7 +296,9 @@ class Runner:
             message,
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
-        turn.guards.prompt_started(turn, run_id, live.request.prompt)
+        for part in self._workspace.parts:
+            with tolerated(part, "at the start of a run"):
+                part.prompt_started(turn, run_id, live.request.prompt)
         return live.user
 
     async def _call_agent(self, turn: LiveTurn) -> None:

@@ -15,7 +15,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ..agent.base import Agent, ToolCheck, Usage
-from ..clock import resolve_once
 from ..errors import BadRequest
 from ..protocol.messages import (
     FinishPart,
@@ -99,6 +98,7 @@ class LiveTurn(TurnRequests):
         # What ends each sub-agent that has not ended yet.
         self.children: set[Callable[[Outcome], asyncio.Task[None]]] = set()
         self._new_step = True  # the next piece begins a message of its own
+        self._stop_asked = False  # the agent has asked whether the turn may end
         self._owed = 0.0  # cost that no session row holds yet
         # Tokens of the last model call, if its usage is to be saved with the ending.
         self._unsaved: tuple[int, int] | None = None
@@ -129,12 +129,13 @@ class LiveTurn(TurnRequests):
 
     async def agent_done(self) -> None:
         """The agent has returned: tell the wings that the turn ends, unless it has asked them."""
-        if not self.guards.stop_asked:
+        if not self._stop_asked:
             await self._wanted_before_stop()
         self.guards.notify("agent_completed", self.said)
 
     async def _wanted_before_stop(self) -> str:
         """Ask the parts what must be done before the turn ends; empty if it may end."""
+        self._stop_asked = True
         if self.guards.hold_stop:
             await self._save_usage()
         return await self.guards.stop(self.said)
@@ -151,7 +152,7 @@ class LiveTurn(TurnRequests):
     def close(self, outcome: Outcome, failure: Failure | None) -> None:
         """Write how it ended, whatever state the agent left the turn in."""
         self._over = True
-        resolve_once(self.guards.checked)
+        withheld = self.guards.close()
         if self._step is None:
             self._create_step()
         self._close_calls(outcome)
@@ -165,7 +166,7 @@ class LiveTurn(TurnRequests):
         transcript = self.workspace.transcript
         transcript.finish(self.last, finish, write=False, publish=self._unsaved is None)
         prompt = self.messages[0]
-        if self.guards.withheld and prompt.message.role == "user":
+        if withheld and prompt.message.role == "user":
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def saving_usage(self) -> Callable[[Connection], Session] | None:
@@ -298,7 +299,7 @@ class LiveTurn(TurnRequests):
     async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
         self._check()
         call_id = self._stored_id(clean(id))
-        check = await self.guards.tool(call_id, name, input)
+        check = await self.guards.tool(call_id, name, input) or ToolCheck(dict(input))
         self._check()
         if check.input != input and call_id in self._calls:
             # What is on record, and shown when permission is asked, is what is run.
@@ -325,7 +326,7 @@ class LiveTurn(TurnRequests):
         self._check()
         self._end_step()
         self._add("user", TextPart(wanted))
-        self._new_step, self.guards.stop_asked = True, False
+        self._new_step, self._stop_asked = True, False
         return False
 
     def progress(self, id: str, output: str) -> None:
@@ -365,10 +366,8 @@ class LiveTurn(TurnRequests):
 
     async def followups(self) -> list[Message]:
         self._check()
-        if self._fold is None:
-            return []
-        if self.guards.hold_prompts:
-            return []  # they must be asked about first, at the beginning of a turn
+        if self._fold is None or self.guards.hold_prompts:
+            return []  # there are none; or they must be asked about first, as a turn begins
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
         if self._counting.out_of_steps:

@@ -18,10 +18,9 @@ from ..protocol.codec import decode, dumps
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
 from ..unique import random_hex
-from ..wing import Author
-from .guards import TurnGuards, tolerated
+from ..wing import Author, Guards
 from .prompts import clean
-from .workspace_base import first_of
+from .workspace_base import first_of, tolerated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +54,9 @@ class TurnRequests:
         self._for_session = self.session_id if parent is None else parent.session_id
         self._author = Author(self._for_session, self.run_id)
         above = parent.guards if parent is not None else None
-        self.guards: TurnGuards = TurnGuards(workspace.parts, self._author, above)
+        parts = workspace.parts
+        made = (part.turn_guards(parts, self._author, above) for part in parts)
+        self.guards: Guards = next(filter(None, made), Guards())
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._unallowed: set[str] = set()  # tool calls that wait for a permission
@@ -103,32 +104,17 @@ class TurnRequests:
             options=[replace(option, name=clean(option.name)) for option in options],
         )
         self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
-        verdict = await self._decide(request, scope)
+        verdict = await self.guards.decide(request, scope, self)
+        if verdict is None and self.request.auto_approve:
+            verdict = Verdict(True)
+        if verdict is None:
+            verdict = await self.workspace.permissions.ask(request, self.run_id, scope)
         self._unallowed.discard(request.tool_call_id)
         if not verdict:
             self.denied += 1
             if self._above is not None:
                 self._above.denied += 1
         return verdict
-
-    async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:
-        """Decide by the wings, which can always refuse, by policy and rules, or by the users."""
-        permissions = self.workspace.permissions
-        ruled = await self.guards.permission(request)
-        if ruled is not None and not ruled:
-            return ruled
-        if self.request.auto_approve:
-            return Verdict(True)
-        always = self.guards.must_ask(request.tool_call_id)
-        if always:
-            scope = Scope((), "nothing: a hook wants you to be asked")
-        if always or not permissions.is_settled(request, scope):
-            ruled = ruled or await self.guards.answer(request)
-            if ruled is not None:
-                permissions.announce(request, granted=bool(ruled))
-                return ruled
-            self.guards.notify("permission_prompt", request.description)
-        return await permissions.ask(request, self.run_id, scope, always=always)
 
     async def ask(
         self,

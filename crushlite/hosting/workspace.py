@@ -15,10 +15,9 @@ from ..clock import all_done, wait_at_most
 from ..errors import BadRequest, NotFound
 from ..store import sessions as session_rows
 from ..unique import new_id
-from .guards import tolerated
 from .runner import Runner
 from .tasks import OwnedTasks
-from .workspace_base import WorkspaceBase
+from .workspace_base import WorkspaceBase, tolerated
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from ..clock import wait_at_most
 from ..errors import CrushliteError
 from ..features.wire import CommandInfo
+from ..guards.part import GuardPart
 from ..protocol.events import SkillsEvent
 from ..records import dataclass
-from ..wing import WorkspacePart
 from ..wings import has_wing
 from ..worktree.threads import FileThreads
 from .catalogue import Catalogue, folders_of, instructions, read
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ..agent.base import Turn
     from ..features.tools import OfferedTool
     from ..features.wire import OfferedCommand
-    from ..wing import Author, OpenWorkspace, Ruling
+    from ..guards.part import Ruling
+    from ..wing import Author, OpenWorkspace
     from .skill import Skill
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class SkillCommand:
         return self.skill.loaded(text)
 
 
-class SkillsPart(WorkspacePart):
+class SkillsPart(GuardPart):
     """`read_all` reads the files; it is called in a thread."""
 
     def __init__(self, workspace: OpenWorkspace, read_all: Callable[[], Catalogue]) -> None:

@@ -66,8 +66,7 @@ class TitlesPart(WorkspacePart):
             given = (await store.read(session_rows.get_session, session_id)).title
             self._words[session_id] = words
             try:
-                await turn.guards.checked
-                hidden = turn.guards.withheld
+                hidden = await turn.guards.withheld()
                 title = Title(words, plain=True) if hidden else await _title_of(turn.agent, text)
                 usage = title.usage
                 counts = (usage.prompt_tokens, usage.completion_tokens, usage.cost)

@@ -13,10 +13,11 @@ from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.coder.tools.toolbox import FOUND, MOST, SEARCH
 from crushlite.coder.tools.view import View
 from crushlite.features.tools import OfferedTool, ToolAnswer, ToolMedia, ToolQuestion
+from crushlite.guards.part import GuardPart, Ruling, ToolUsed
 from crushlite.hosting.dialogs import Permissions
 from crushlite.protocol.config import Model
 from crushlite.protocol.permissions import PermissionRequest
-from crushlite.wing import Ruling, ToolUsed, WorkspacePart
+from crushlite.wing import WorkspacePart
 from tests.support.images import png
 from tests.support.model import CoderBench, EchoTool, PlannedProvider, said
 
@@ -94,7 +95,7 @@ class OfferedToolTests(CoderBench):
         self.offer(Offered("zeta", ToolAnswer("hidden")), Offered("echo"))
         provider = PlannedProvider(use("zeta"), use("echo"), said("done"))
         own = EchoTool()
-        with self.assertLogs("crushlite.hosting.guards", "ERROR"):
+        with self.assertLogs("crushlite.hosting.workspace_base", "ERROR"):
             await self.converse(self.coder(provider, tools=[own]))
         names = [[tool.name for tool in request.tools] for request in provider.requests]
         self.assertEqual(names, [["echo", "zeta", "alpha"]] * 3)
@@ -102,7 +103,7 @@ class OfferedToolTests(CoderBench):
         self.assertEqual(len(own.ran), 1)
         part.offered = [second]
         provider = PlannedProvider(said("done"))
-        with self.assertLogs("crushlite.hosting.guards", "ERROR"):
+        with self.assertLogs("crushlite.hosting.workspace_base", "ERROR"):
             await self.converse(self.coder(provider))
         self.assertEqual([t.name for t in provider.requests[0].tools], ["alpha", "zeta", "echo"])
 
@@ -165,7 +166,7 @@ class OfferedToolTests(CoderBench):
         self.assertIn("     1|x", again.requests[1].messages[-1].text)
 
     async def test_disabled_ones_are_left_out_and_hooked_ones_refused(self) -> None:
-        class Refuses(WorkspacePart):
+        class Refuses(GuardPart):
             async def before_tool(self, used: ToolUsed) -> Ruling | None:
                 return Ruling(denied="it must be asked first" * (used.name == "hooked"))
 

@@ -1,11 +1,9 @@
 """What the parts of a workspace say about one turn: about its prompt, its tool calls, the
 permissions that it asks for, and its end.
 
-A part may refuse, change or comment what an agent is about to do (`WorkspacePart.before_tool` and
-its neighbours in wing.py). An agent that asks before it runs a tool (`Turn.before_tool`) can follow
-a changed input. Of one that does not, the tools are checked when it asks for a permission; there a
-changed input counts as a refusal, because the agent would run what it had in mind. A part that
-fails counts as a refusal of a prompt or a tool call; elsewhere it has said nothing.
+An agent that asks before it runs a tool (`Turn.before_tool`) can follow a changed input. Of one
+that does not, the tools are checked when it asks for a permission; there a changed input counts as
+a refusal, because the agent would run what it had in mind.
 """
 
 from __future__ import annotations
@@ -15,19 +13,21 @@ import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from ..agent.base import ToolCheck, Verdict
+from ..agent.base import Scope, ToolCheck, Verdict
 from ..clock import resolve_once
 from ..errors import CrushliteError, PromptRefused
+from ..hosting.workspace_base import tolerated
 from ..protocol.codec import NotJSON, dumps, loads
 from ..records import dataclass
-from ..wing import Author, Ruling, ToolUsed, WorkspacePart
+from ..wing import Guards, WorkspacePart
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ..agent.base import Turn
+    from ..hosting.turn_requests import TurnRequests
     from ..protocol.messages import ToolCallPart
     from ..protocol.permissions import PermissionRequest
+    from ..wing import Author
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,73 @@ MOST_STOPS = 5  # how often a turn goes on because a part wants it to
 READ_CHARS = 1_000_000  # of an input or metadata that is read here
 CONTEXT_CHARS = 32_000  # that parts may add to one prompt or one result
 SHOWN = "hook"  # the key of what parts said in the metadata of a result
-ASKED = {
-    *("guards_prompts", "before_prompt", "before_tool", "after_tool", "permission_asked"),
-    *("prompt_started", "notified", "before_stop"),
-}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUsed:
+    """A tool call of an agent."""
+
+    author: Author
+    call_id: str  # as in the transcript; empty if the agent has none
+    name: str
+    input: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What a part says about what an agent does. Which fields count depends on what was asked."""
+
+    denied: str = ""  # why it must not be done, for the model and the user; empty: it may
+    allowed: bool = False  # nobody need be asked for permission
+    ask: bool = False  # users must be asked, whatever they have allowed before
+    input: Mapping[str, Any] | None = None  # what a tool is to be run with instead
+    context: str = ""  # for the model, in addition
+    halt: bool = False  # the turn must end
+    shown: Mapping[str, Any] | None = None  # for clients, in the metadata of the tool's result
+
+
 _NOTHING = Ruling()
 _REFUSED = Ruling("it could not be checked, which counts as a no; the daemon's log says why")
+
+
+class GuardPart(WorkspacePart):
+    """May refuse, change or comment what agents do. All such parts of a workspace are asked, one
+    after the other. Each must answer in a bounded time. One that raises has refused the prompt or
+    the tool call that it was asked about; elsewhere it has said nothing."""
+
+    guards_prompts = False  # prompts that were sent to steer a turn get one of their own
+    guards_stop = False  # `before_stop` may take long: what a turn has used is saved before it
+
+    async def before_prompt(self, author: Author, text: str) -> Ruling | None:
+        """A turn begins: its prompt can be refused, or get context."""
+        return None
+
+    async def before_tool(self, used: ToolUsed) -> Ruling | None:
+        """A tool is about to run, and nobody was asked yet: it can be refused, allowed, get another
+        input (the next part sees that one), or halt the turn. Context goes into its result."""
+        return None
+
+    async def after_tool(self, used: ToolUsed, result: str, is_error: bool) -> Ruling | None:
+        """A tool has run: the reason of a refusal, and context, are put behind its result."""
+        return None
+
+    async def permission_asked(self, author: Author, request: PermissionRequest) -> Ruling | None:
+        """Users are about to be asked: `denied` and `allowed` answer instead of them."""
+        return None
+
+    def notified(self, author: Author, kind: str, text: str) -> None:
+        """What a user who looks away should know: `permission_prompt` and `agent_needs_input`
+        (users are asked), or `agent_completed`."""
+
+    async def before_stop(self, author: Author, text: str, again: bool) -> Ruling | None:
+        """The agent is done, and `text` is what it said last: the reason of a refusal is given to
+        it to go on. `again`: it has gone on like this before in this turn."""
+        return None
+
+    def turn_guards(
+        self, parts: Sequence[WorkspacePart], author: Author, above: Guards | None
+    ) -> Guards:
+        return TurnGuards(parts, author, above)
 
 
 @dataclass(slots=True)
@@ -62,54 +123,56 @@ class _CheckedCall:
         self.shown.update(ruling.shown or {})
 
 
-class TurnGuards:
+class TurnGuards(Guards):
     """Asks the parts on behalf of one turn, and remembers what they said of its calls."""
 
     def __init__(
-        self, parts: Sequence[WorkspacePart], author: Author, above: TurnGuards | None = None
+        self, parts: Sequence[WorkspacePart], author: Author, above: Guards | None = None
     ) -> None:
         """`above` are the guards of the turn that a sub-agent works for: a halt ends both."""
-        self.context = ""  # what the parts add to the prompt
-        self.stop_asked = False  # the agent has asked whether the turn may end
-        self._guards = [part for part in parts if _guards(part)]
+        self._guards = [part for part in parts if isinstance(part, GuardPart)]
         self._author = author
-        self._top = above or self
-        # Whether no agent may see the prompt, now or later. Assumed until the parts were asked:
-        # what they said is known when `checked` is done.
-        self.withheld = above is None and self.hold_prompts
-        self.checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if not self.withheld:
-            resolve_once(self.checked)
+        self._top = above if isinstance(above, TurnGuards) else self
+        # Whether no agent may see the prompt. Assumed until the parts were asked: what they said
+        # is known when `_checked` is done.
+        self._withheld = above is None and self.hold_prompts
+        self._checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not self._withheld:
+            resolve_once(self._checked)
         self._halted = ""
         self._calls: dict[str, _CheckedCall] = {}  # until they have a result, by their ids
         self._stops = 0
 
     @property
-    def halted(self) -> str:
-        """Why the turn must end; empty if it need not."""
+    def halted(self) -> str:  # type: ignore[override]
         return self._top._halted
 
     @property
-    def hold_prompts(self) -> bool:
-        """Whether each prompt needs a turn of its own, in which the parts are asked about it."""
+    def hold_prompts(self) -> bool:  # type: ignore[override]
         return any(part.guards_prompts for part in self._guards)
 
     @property
-    def hold_stop(self) -> bool:
-        """Whether parts may take long to say that the turn may end."""
+    def hold_stop(self) -> bool:  # type: ignore[override]
         return any(part.guards_stop for part in self._guards)
 
     async def prompt(self, text: str) -> None:
-        """Ask about the prompt of the turn, before the agent sees it. Raises PromptRefused."""
         context: list[str] = []
         for part in self._guards:
             ruling = await self._asked(part, part.before_prompt, self._author, text)
             if ruling.denied or ruling.halt:
-                self.withheld = True
+                self._withheld = True
                 raise PromptRefused(ruling.denied or "a hook refused this prompt")
             context.append(ruling.context)
-        self.context, self.withheld = _joined(context), False
-        resolve_once(self.checked)
+        self.context, self._withheld = _joined(context), False
+        resolve_once(self._checked)
+
+    async def withheld(self) -> bool:
+        await self._checked
+        return self._withheld
+
+    def close(self) -> bool:
+        resolve_once(self._checked)
+        return self._withheld
 
     async def tool(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck:
         """Ask about a tool call before it runs. When it has passed, permissions that are asked for
@@ -141,10 +204,33 @@ class TurnGuards:
         self._calls[call_id] = call
         return call
 
+    async def decide(
+        self, request: PermissionRequest, scope: Scope | None, turn: TurnRequests
+    ) -> Verdict | None:
+        """Parts can always refuse. Unless the prompt approves everything, they can also approve
+        instead of the users, or have them asked, whatever they have allowed before."""
+        ruled = await self.permission(request)
+        if ruled is not None and not ruled:
+            return ruled
+        if turn.request.auto_approve:
+            return None
+        permissions = turn.workspace.permissions
+        call = self._calls.get(request.tool_call_id)
+        always = call is not None and call.must_ask
+        if always:
+            scope = Scope((), "nothing: a hook wants you to be asked")
+        elif permissions.is_settled(request, scope):
+            return None
+        ruled = ruled or await self.answer(request)
+        if ruled is not None:
+            permissions.announce(request, granted=bool(ruled))
+            return ruled
+        return await permissions.ask(request, turn.run_id, scope, always=always)
+
     async def permission(self, request: PermissionRequest) -> Verdict | None:
-        """What is decided about a permission before anything else is looked at: a refusal of its
-        tool call, or the approval of this very call; else None. Unless the call has passed `tool`,
-        each request is checked: an agent may ask again, after a refusal or with another input."""
+        """The refusal of a tool call, or the approval of this very call; else None. Unless the call
+        has passed `tool`, each request is checked: an agent may ask again, after a refusal or with
+        another input."""
         call_id = request.tool_call_id
         call = self._calls.get(call_id)
         if call is None or not call.passed or not call_id:
@@ -156,16 +242,6 @@ class TurnGuards:
         if self.halted:
             return Verdict(False, self.halted)
         return Verdict(True) if call_id and call.approved and not call.must_ask else None
-
-    def must_ask(self, call_id: str) -> bool:
-        """Whether users must be asked about a call, whatever they have allowed before."""
-        call = self._calls.get(call_id)
-        return call is not None and call.must_ask
-
-    def prompt_started(self, turn: Turn, run_id: str, text: str) -> None:
-        for part in self._guards:
-            with tolerated(part, f"at the start of run {run_id}"):
-                part.prompt_started(turn, run_id, text)
 
     def notify(self, kind: str, text: str) -> None:
         for part in self._guards:
@@ -182,12 +258,12 @@ class TurnGuards:
                 return Verdict(False, ruling.denied or self.halted)
             if ruling.allowed:
                 return Verdict(True)
+        self.notify("permission_prompt", request.description)
         return None
 
     async def result(
         self, call: ToolCallPart, content: str, metadata: str, *, is_error: bool
     ) -> tuple[str, str]:
-        """Ask about the result of a call; returns content and metadata with what parts add."""
         checked = self._calls.get(call.id) or _CheckedCall(_object(call.input))
         if not checked.refusal:
             used = ToolUsed(self._author, call.id, call.name, checked.input)
@@ -204,8 +280,6 @@ class TurnGuards:
         return content, _with_shown(metadata, checked.shown) if checked.shown else metadata
 
     async def stop(self, text: str) -> str:
-        """Ask before the turn ends: returns what must be done first; empty if it may end."""
-        self.stop_asked = True
         if self.halted or self._stops >= MOST_STOPS:
             return ""
         wanted: list[str] = []
@@ -241,29 +315,6 @@ class TurnGuards:
         except Exception:
             log.exception("run %s: %s failed", self._author.run_id, type(part).__name__)
         return _REFUSED if refuse else _NOTHING
-
-
-class tolerated:  # named like a function; as a generator function it took 2 % of a turn
-    """Log what a part raises in the block, and go on: a part that fails does not end the turn."""
-
-    def __init__(self, part: WorkspacePart, when: str) -> None:
-        self._part, self._when = part, when
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        log.exception("%s failed %s", type(self._part).__name__, self._when)
-        return True
-
-
-def _guards(part: WorkspacePart) -> bool:
-    """Whether a part has anything to say about a turn: asking all would take some percent of it."""
-    kinds = type(part).__mro__
-    written = (part, *kinds[: kinds.index(WorkspacePart)])
-    return any(not ASKED.isdisjoint(getattr(each, "__dict__", ())) for each in written)
 
 
 def _joined(texts: Sequence[str]) -> str:

@@ -1,0 +1,1 @@
+"""What refuses, changes or comments what agents do: `GuardPart`, for parts of wings."""
