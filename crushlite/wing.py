@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from .protocol.permissions import PermissionRequest, PermissionRule
     from .settings import Settings
     from .store import ScopedStore
-    from .store.files import Change
 
     # Called with the turn, the id of its tool call, the prompt, the sub-agent and a title.
     Delegate = Callable[[Any, str, str, Agent, str], Coroutine[Any, Any, Delegated]]
@@ -71,8 +70,8 @@ class OpenWorkspace(Protocol):
     def change_agent(self, agent: Agent | None) -> None:
         """Let this agent answer the runs that start from now on. None: prompts are refused."""
 
-    async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:
-        """Keep versions of files in the session's history and publish them."""
+    async def report_changes(self, session_id: str, changes: Sequence[Change]) -> None:
+        """Tell all parts what was done to files in a session. Raises what they raise."""
 
     async def add_message(self, session_id: str, part: Part) -> None:
         """Add a message of the user, complete with this part, to a session that may be busy;
@@ -91,6 +90,26 @@ class Author:
 
     session_id: str
     run_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file at one moment. `content` is None if there is no such file; `mode` holds the permission
+    bits, None if they are not known."""
+
+    content: str | None
+    mode: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`run_id` is the run that made it, `undoes` the run that it undid."""
+
+    path: str
+    before: FileState
+    after: FileState
+    run_id: str = ""
+    undoes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +164,9 @@ class WorkspacePart:
         """What lets agents summarize a session: that of the first part that has one."""
         return None
 
-    def file_changed(self, change: Change) -> None:
-        """An agent has reported a change of a file; its version is about to be stored."""
+    async def files_changed(self, session_id: str, changes: Sequence[Change]) -> None:
+        """Files were changed in a session. The agent that reports it waits for this, and gets what
+        it raises. One part, behind the others, stores the new versions."""
 
     def agent_of(self, session_id: str) -> Agent | None:
         """Who answers runs of a session that start now; None: the agent of the workspace."""
@@ -154,8 +174,8 @@ class WorkspacePart:
 
     uses_agent = False  # while True, an agent that was replaced is not closed: it is still called
 
-    def file_read(self, path: str) -> None:
-        """An agent has read a file, by its absolute path."""
+    async def file_read(self, session_id: str, path: str) -> None:
+        """An agent has read a file, by its absolute path; it waits, as for `files_changed`."""
 
     async def notes_on_change(self, turn: Turn, path: str) -> str:
         """What to tell the model with the result of a tool that has just changed a file, by its

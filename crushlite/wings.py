@@ -28,6 +28,7 @@ WINGS = (
     (".lsp.wing", "LspWing"),
     (".console.wing", "ConsoleWing"),
     (".acp.wing", "AcpWing"),
+    (".filehistory.wing", "HistoryWing"),  # after undo and lsp: they are told before it stores
     (".shell.wing", "ShellWing"),  # after undo, which watches its commands until it has closed
 )
 

@@ -29,8 +29,8 @@ from ..protocol.messages import (
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
-from ..store import STORE_ERRORS, files as file_rows, sessions as session_rows
-from ..store.files import Change, FileState
+from ..store import STORE_ERRORS, sessions as session_rows
+from ..wing import Change, FileState
 from .prompts import Failure, RunLimits, clean
 from .transcript import new_message
 from .turn_requests import TurnRequests, fresh_call_id, json_text, mode_of, typed
@@ -467,10 +467,8 @@ class LiveTurn(TurnRequests):
 
     async def file_read(self, path: str) -> None:
         self._check()
-        now, store = self.workspace.clock.now(), self.workspace.store
         for part in self.workspace.parts:
-            part.file_read(path)
-        await store.write(file_rows.mark_read, self.session_id, path, now)
+            await part.file_read(self.session_id, path)
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self._check()
@@ -479,7 +477,7 @@ class LiveTurn(TurnRequests):
         # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
         change = Change(path, old, new, self.run_id)
-        await self.workspace.record_changes(self._for_session, [change])
+        await self.workspace.report_changes(self._for_session, [change])
 
     # Inside --------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from ..errors import NotFound
 from ..events import Bounds, Hub
 from ..protocol.messages import FinishPart
 from ..protocol.sessions import Session
-from ..store import ScopedStore, files as file_rows, sessions as session_rows
+from ..store import ScopedStore, sessions as session_rows
 from .dialogs import Permissions, Questions
 from .transcript import Transcript, new_message
 
@@ -26,13 +26,10 @@ if TYPE_CHECKING:
     from ..protocol.permissions import PermissionRule
     from ..settings import Settings
     from ..store import Store
-    from ..store.files import Change
-    from ..wing import Author, CommandWatch, Profile, Summarizer, WorkspacePart
+    from ..wing import Author, Change, CommandWatch, Profile, Summarizer, WorkspacePart
     from .endings import Endings
 
 T = TypeVar("T")
-
-PUBLISHED = 200  # versions of files in one report that are sent to clients: the rest they can read
 
 
 def first_of(found: Iterable[T | None], lack: str) -> T:
@@ -109,15 +106,9 @@ class WorkspaceBase:
         await self.store.write(session_rows.insert_session, session)
         return session
 
-    async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:
-        """Tell every part of changes, at once; keep the versions of files, and publish them."""
-        for change in changes:
-            for part in self.parts:
-                part.file_changed(change)
-        now = self.clock.now()
-        files = await self.store.write(file_rows.record_changes, session_id, changes, now)
-        for file in files[:PUBLISHED]:
-            self.hub.publish("created", file)
+    async def report_changes(self, session_id: str, changes: Sequence[Change]) -> None:
+        for part in self.parts:
+            await part.files_changed(session_id, changes)
 
     async def add_message(self, session_id: str, part: Part) -> None:
         """Add a complete message of the user; see wing.OpenWorkspace."""

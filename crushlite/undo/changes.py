@@ -13,17 +13,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError, SessionNotFound
+from ..filehistory.queries import alike
 from ..records import dataclass
-from ..store.files import Change
-from ..wing import WorkspacePart
+from ..wing import Change, WorkspacePart
 from ..worktree.threads import FileThreads
 from .queries import record_gaps
 from .snapshot import Difference, Snapshot, Snapshots, differences
 from .undoing import Undoing
 
 if TYPE_CHECKING:
-    from ..store.files import FileState
-    from ..wing import Author, OpenWorkspace
+    from collections.abc import Sequence
+
+    from ..wing import Author, FileState, OpenWorkspace
     from .snapshot import SnapshotLimits
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,8 @@ class ChangesPart(WorkspacePart):
         # By path: the number of the last report and the state it left. Kept while a command runs.
         self._reported: dict[str, tuple[int, FileState]] = {}
 
-    def file_changed(self, change: Change) -> None:
-        if self._watches:
+    async def files_changed(self, session_id: str, changes: Sequence[Change]) -> None:
+        for change in changes if self._watches else ():
             self._reports += 1
             self._reported[change.path] = self._reports, change.after
 
@@ -89,7 +90,7 @@ class ChangesPart(WorkspacePart):
             if gaps and run_id:
                 await self._workspace.store.write(record_gaps, session_id, run_id, gaps)
             if changes:
-                await self._workspace.record_changes(session_id, changes)
+                await self._workspace.report_changes(session_id, changes)
         except SessionNotFound:
             pass  # the session was deleted meanwhile, and its history with it
         except CrushliteError as error:
@@ -121,7 +122,7 @@ class ChangesPart(WorkspacePart):
             change = Change(self._path(one.parts), one.before, one.after, run_id)
             number, state = self._reported.get(change.path, (0, one.before))
             if number > watch.since:
-                if state.is_like(change.after):
+                if alike(state, change.after):
                     continue  # this is the reported change
                 change = replace(change, before=state)
             own.append(change)

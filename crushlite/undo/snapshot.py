@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ..hosting.plain import OWN_DATA_DIR
 from ..records import dataclass
-from ..store.files import FileState
+from ..wing import FileState
 from ..worktree.rules import RULE_BYTES, Ignored
 from ..worktree.walk import LIST, READ
 from .states import MISSING, as_text

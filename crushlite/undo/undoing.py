@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Conflict, SessionBusy
 from ..features.wire import FileChange, RunChanges, UndoAnswer
+from ..filehistory.queries import alike
 from ..records import dataclass
-from ..store.files import Change
 from ..unique import new_id
+from ..wing import Change
 from .queries import run_history
 from .states import change_state, place_of, read_state
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..store.files import FileState
-    from ..wing import OpenWorkspace
+    from ..wing import FileState, OpenWorkspace
     from ..worktree.paths import Place
     from .queries import PathHistory, RunHistory
 
@@ -109,7 +109,7 @@ class Undoing:
             Change(step.past.path, step.past.after, step.past.before, undo_id, run_id)
             for step in done
         ]
-        await self._workspace.record_changes(session_id, changes)
+        await self._workspace.report_changes(session_id, changes)
         log.info("run %s was undone as %s: %d files", run_id, undo_id, len(done))
 
 
@@ -128,7 +128,7 @@ def _refusal(kept: list[FileChange]) -> str:
 
 def _steps(root: Path, past: RunHistory) -> list[_Step]:
     """One for each file that the run left in another state than before."""
-    return [_step(root, one) for one in past.paths if not one.before.is_like(one.after)]
+    return [_step(root, one) for one in past.paths if not alike(one.before, one.after)]
 
 
 def _step(root: Path, past: PathHistory) -> _Step:

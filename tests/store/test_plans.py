@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.acp_agents import choices
 from crushlite.errors import NotFound
+from crushlite.filehistory import queries as files
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session, Todo
-from crushlite.store import RunRow, files, messages, recovery, runs, sessions
+from crushlite.store import RunRow, messages, recovery, runs, sessions
 from crushlite.store.connection import configure, transaction
-from crushlite.store.files import FileState
 from crushlite.store.migrations import migrate
 from crushlite.titles import part as titles
 from crushlite.undo import queries
 from crushlite.undo.states import MISSING
+from crushlite.wing import Change, FileState
 from tests.support.store import ending
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-CHANGE = files.Change("/path", MISSING, FileState("b", 0o644), "r1")
+CHANGE = Change("/path", MISSING, FileState("b", 0o644), "r1")
 
 # What may be read from end to end, or sorted, and why.
 REASONS = {
@@ -86,8 +87,8 @@ class PlanTests(unittest.TestCase):
             runs.insert_run(conn, "", RunRow(f"{sid}-r{number}", sid, "d", "p", boot_id="old"))
             runs.end_run(conn, "", ending(f"{sid}-r{number}", "completed", "", ended_at=1.0))
             files.mark_read(conn, "", sid, f"/{number}", 1.0)
-            states = files.FileState("a"), files.FileState("b")
-            files.record_changes(conn, "", sid, [files.Change(f"/{number}", *states)], 1.0)
+            states = FileState("a"), FileState("b")
+            files.record_changes(conn, "", sid, [Change(f"/{number}", *states)], 1.0)
 
     def drive(self) -> None:
         """Call everything that takes a connection; `called` remembers what was."""

@@ -18,20 +18,18 @@ from crushlite.errors import (
     RunNotFound,
     SessionNotFound,
 )
-from crushlite.protocol.codec import encode
-from crushlite.protocol.messages import PARTS, FinishPart, Message, TextPart
-from crushlite.protocol.sessions import File, Session, Todo
-from crushlite.store import RunRow, connect
-from crushlite.store.connection import configure
-from crushlite.store.files import (
-    Change,
-    FileState,
+from crushlite.filehistory.queries import (
     last_read,
     list_files,
     list_read,
     mark_read,
     record_changes,
 )
+from crushlite.protocol.codec import encode
+from crushlite.protocol.messages import PARTS, FinishPart, Message, TextPart
+from crushlite.protocol.sessions import File, Session, Todo
+from crushlite.store import RunRow, connect
+from crushlite.store.connection import configure
 from crushlite.store.messages import (
     delete_message,
     get_message,
@@ -62,6 +60,7 @@ from crushlite.store.sessions import (
     set_todos,
 )
 from crushlite.undo.states import MISSING
+from crushlite.wing import Change, FileState
 from tests.support.store import EVERY_PART, ending, list_sessions
 
 

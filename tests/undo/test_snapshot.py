@@ -15,12 +15,11 @@ from unittest import mock
 
 from crushlite.errors import BadRequest
 from crushlite.protocol.sessions import File
-from crushlite.store.files import FileState
 from crushlite.undo import snapshot
 from crushlite.undo.changes import ChangesPart
 from crushlite.undo.queries import run_history
 from crushlite.undo.snapshot import SnapshotLimits, Snapshots, differences
-from crushlite.wing import Author
+from crushlite.wing import Author, FileState
 from tests.support.basics import BoundedTestCase
 from tests.support.turns import SCOPE, SESSION, Bench
 
@@ -302,8 +301,9 @@ class CommandTests(Bench):
     def watch(self, limits: SnapshotLimits | None) -> ChangesPart:
         """Let only the undo wing watch the commands of this workspace."""
         workspace = mock.Mock(path=self.root, store=self.scoped)
-        workspace.record_changes = self.workspace.record_changes
-        self.parts[:] = [part := ChangesPart(workspace, limits), self.shell()]
+        workspace.report_changes = self.workspace.report_changes
+        part = ChangesPart(workspace, limits)
+        self.parts[:] = [part, self.history(), self.shell()]
         return part
 
     async def ran(self, turn: LiveTurn, command: str, **more: Any) -> None:
