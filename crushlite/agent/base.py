@@ -390,7 +390,7 @@ class Turn(Jobs, Protocol):
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         """Record a change that was made to a file (`path` is absolute): both versions are kept in
-        the session's history, by filehistory/, so that the run can be undone. None: no such file."""
+        the session's history, by filehistory/, for undoing the run. None: there is no such file."""
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         """Replace the session's to-do list."""

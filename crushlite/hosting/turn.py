@@ -458,7 +458,7 @@ class LiveTurn(TurnRequests):
     async def title(self, text: str) -> None:
         self._check()
         title, now = clean(text).replace("\0", "")[:TITLE_CHARS], self.workspace.clock.now()
-        await self._save("title", session_rows.set_title, title, now, 0, 0, 0.0)
+        await self._save("title", session_rows.set_title, title, now)
 
     async def remember(self, notes: str) -> None:
         self._check()

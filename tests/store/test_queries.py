@@ -10,6 +10,7 @@ from unittest import mock
 
 from crushlite.acp_agents import choices
 from crushlite.acp_agents.choices import all_notes
+from crushlite.delegation.storing import set_summary
 from crushlite.errors import (
     BadRequest,
     CorruptDatabase,
@@ -55,10 +56,9 @@ from crushlite.store.sessions import (
     save_usage,
     session_texts,
     set_notes,
-    set_summary,
-    set_title,
     set_todos,
 )
+from crushlite.titles.part import set_title
 from crushlite.undo.states import MISSING
 from crushlite.wing import Change, FileState
 from tests.support.store import EVERY_PART, ending, list_sessions
