@@ -56,6 +56,7 @@ class OpenWorkspace(Protocol):
     env: Mapping[str, str]  # of the client that opened it; commands see less of it
     store: ScopedStore
     hub: Hub  # publish events here, or subscribe to them
+    parts: list[WorkspacePart]  # of all wings
     clock: Clock
     profile: Profile
 
@@ -69,9 +70,6 @@ class OpenWorkspace(Protocol):
 
     def change_agent(self, agent: Agent | None) -> None:
         """Let this agent answer the runs that start from now on. None: prompts are refused."""
-
-    async def report_changes(self, session_id: str, changes: Sequence[Change]) -> None:
-        """Tell all parts what was done to files in a session. Raises what they raise."""
 
     async def add_message(self, session_id: str, part: Part) -> None:
         """Add a message of the user, complete with this part, to a session that may be busy;
@@ -90,26 +88,6 @@ class Author:
 
     session_id: str
     run_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """A file at one moment. `content` is None if there is no such file; `mode` holds the permission
-    bits, None if they are not known."""
-
-    content: str | None
-    mode: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """`run_id` is the run that made it, `undoes` the run that it undid."""
-
-    path: str
-    before: FileState
-    after: FileState
-    run_id: str = ""
-    undoes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +142,10 @@ class WorkspacePart:
         """What lets agents summarize a session: that of the first part that has one."""
         return None
 
-    async def files_changed(self, session_id: str, changes: Sequence[Change]) -> None:
-        """Files were changed in a session. The agent that reports it waits for this, and gets what
-        it raises. One part, behind the others, stores the new versions."""
+    async def file_changed(
+        self, author: Author, path: str, before: str | None, after: str | None
+    ) -> None:
+        """A file was changed. `Turn.file_changed` waits for this, and raises what it raises."""
 
     def agent_of(self, session_id: str) -> Agent | None:
         """Who answers runs of a session that start now; None: the agent of the workspace."""
@@ -175,7 +154,7 @@ class WorkspacePart:
     uses_agent = False  # while True, an agent that was replaced is not closed: it is still called
 
     async def file_read(self, session_id: str, path: str) -> None:
-        """An agent has read a file, by its absolute path; it waits, as for `files_changed`."""
+        """An agent has read a file. `Turn.file_read` waits for this, and raises what it raises."""
 
     async def notes_on_change(self, turn: Turn, path: str) -> str:
         """What to tell the model with the result of a tool that has just changed a file, by its

@@ -40,6 +40,8 @@ sys.path.insert(0, str(ROOT))
 from crushlite.clock import SystemClock  # noqa: E402
 from crushlite.errors import CrushliteError, StoreUnusable  # noqa: E402
 from crushlite.filehistory.queries import (  # noqa: E402
+    Change,
+    FileState,
     list_files,
     list_read,
     mark_read,
@@ -55,7 +57,6 @@ from crushlite.store.messages import insert_message, list_messages  # noqa: E402
 from crushlite.store.runs import end_run, insert_run, list_runs  # noqa: E402
 from crushlite.store.sessions import insert_session, session_texts  # noqa: E402
 from crushlite.undo.states import MISSING  # noqa: E402
-from crushlite.wing import Change, FileState  # noqa: E402
 
 NAME = "crushlite.db"
 PATIENCE = 30.0

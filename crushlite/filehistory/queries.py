@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 
 from ..errors import CorruptDatabase
 from ..protocol.sessions import File
+from ..records import dataclass
 from ..store.connection import check_row
 from ..store.sessions import require_session
 from ..unique import new_id
-from ..wing import FileState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..store import Connection
-    from ..wing import Change
 
 _YEAR_9999 = 253_370_764_800  # seconds: no date is behind it
 
@@ -29,10 +28,29 @@ _COLUMNS = "id, session_id, path, content, version, created_at, updated_at"
 _KINDS = (str, str, str, str, int, int, int)
 
 
-def alike(one: FileState, other: FileState) -> bool:
-    """Whether the contents are equal, and the modes as far as both are known."""
-    unknown = one.mode is None or other.mode is None
-    return one.content == other.content and (unknown or one.mode == other.mode)
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file at one moment. `content` is None if there is no such file; `mode` holds the permission
+    bits, None if they are not known."""
+
+    content: str | None
+    mode: int | None = None
+
+    def is_like(self, other: FileState) -> bool:
+        """Whether the contents are equal, and the modes as far as both are known."""
+        unknown = self.mode is None or other.mode is None
+        return self.content == other.content and (unknown or self.mode == other.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`run_id` is the run that made it, `undoes` the run that it undid."""
+
+    path: str
+    before: FileState
+    after: FileState
+    run_id: str = ""
+    undoes: str = ""
 
 
 def record_changes(
@@ -56,7 +74,7 @@ def record_changes(
         found, made = (change.before, "", ""), (change.after, change.run_id, change.undoes)
         for state, run_id, undoes in (found, made):
             learned = last is not None and last.mode is None and state.mode is not None
-            if last is not None and not learned and alike(state, last):
+            if last is not None and not learned and state.is_like(last):
                 continue
             last, version = state, version + 1
             times = int(now), int(now)

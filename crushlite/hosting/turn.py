@@ -30,10 +30,9 @@ from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
 from ..store import STORE_ERRORS, sessions as session_rows
-from ..wing import Change, FileState
 from .prompts import Failure, RunLimits, clean
 from .transcript import new_message
-from .turn_requests import TurnRequests, fresh_call_id, json_text, mode_of, typed
+from .turn_requests import TurnRequests, fresh_call_id, json_text, typed
 from .workspace_base import first_of
 
 if TYPE_CHECKING:
@@ -458,7 +457,7 @@ class LiveTurn(TurnRequests):
     async def title(self, text: str) -> None:
         self._check()
         title, now = clean(text).replace("\0", "")[:TITLE_CHARS], self.workspace.clock.now()
-        await self._save("title", session_rows.set_title, title, now)
+        await self._save("title", session_rows.set_title, title, now, 0, 0, 0.0)
 
     async def remember(self, notes: str) -> None:
         self._check()
@@ -473,11 +472,8 @@ class LiveTurn(TurnRequests):
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self._check()
         await self._watches_ended()
-        mode = await asyncio.to_thread(mode_of, path) if after is not None else None
-        # A change of the content keeps the mode: it was the same before.
-        old, new = (FileState(text, None if text is None else mode) for text in (before, after))
-        change = Change(path, old, new, self.run_id)
-        await self.workspace.report_changes(self._for_session, [change])
+        for part in self.workspace.parts:
+            await part.file_changed(self._author, path, before, after)
 
     # Inside --------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from .dialogs import Permissions, Questions
 from .transcript import Transcript, new_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from ..claims import Claims, Effect
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..protocol.permissions import PermissionRule
     from ..settings import Settings
     from ..store import Store
-    from ..wing import Author, Change, CommandWatch, Profile, Summarizer, WorkspacePart
+    from ..wing import Author, CommandWatch, Profile, Summarizer, WorkspacePart
     from .endings import Endings
 
 T = TypeVar("T")
@@ -105,10 +105,6 @@ class WorkspaceBase:
         session = Session(session_id, parent, title=title, created_at=now, updated_at=now)
         await self.store.write(session_rows.insert_session, session)
         return session
-
-    async def report_changes(self, session_id: str, changes: Sequence[Change]) -> None:
-        for part in self.parts:
-            await part.files_changed(session_id, changes)
 
     async def add_message(self, session_id: str, part: Part) -> None:
         """Add a complete message of the user; see wing.OpenWorkspace."""

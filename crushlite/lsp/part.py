@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..clock import Timer
     from ..features.tools import OfferedTool
     from ..protocol.messages import ToolCallPart
-    from ..wing import Change, OpenWorkspace
+    from ..wing import Author, OpenWorkspace
     from .servers import ServerSpec
 
 log = logging.getLogger(__name__)
@@ -170,9 +170,10 @@ class LspPart(WorkspacePart):
     async def file_read(self, session_id: str, path: str) -> None:
         self.touch(Path(path))
 
-    async def files_changed(self, session_id: str, changes: Sequence[Change]) -> None:
-        for change in changes:
-            self.touch(Path(change.path))
+    async def file_changed(
+        self, author: Author, path: str, before: str | None, after: str | None
+    ) -> None:
+        self.touch(Path(path))
 
     def touch(self, path: Path) -> None:
         """Start the servers for a file and tell them what it holds, in the background."""

@@ -28,7 +28,7 @@ _COLUMNS = (
 _KINDS = (str, str, str, int, int, int, str, float | int, str, int, int)
 _NEXT_TOUCH = "(SELECT coalesce(max(touched), 0) + 1 FROM sessions WHERE scope = :scope)"
 _TOUCH = f"updated_at = max(updated_at, :now), touched = {_NEXT_TOUCH}"
-MOST_TOKENS = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no token count
+_MAX = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no token count
 # Characters of the texts of one session, and of a list: no request is as long, but a file from
 # elsewhere may hold any text, and the JSON of sessions is written in the event loop.
 _SESSION_CHARS, _LIST_CHARS = 16 << 20, 32 << 20
@@ -53,6 +53,7 @@ _TEXT = f"""CASE WHEN {_PLAIN} THEN CAST(json_object(
 """
 NOTES_CHARS = 1 << 20
 MOST_COST = 1e300  # past the largest number there is infinity, which no JSON can hold
+_ADD_COST = f"cost = min(cost + :cost, {MOST_COST})"
 _DESCENDANTS = """
     WITH RECURSIVE family (id) AS (
         SELECT :id
@@ -136,11 +137,26 @@ def rename_session(conn: Connection, scope: str, sid: str, title: str, now: floa
     return _update(conn, scope, sid, now, "title = :title, title_by_user = 1", values)
 
 
-def set_title(conn: Connection, scope: str, sid: str, title: str, now: float) -> Session | None:
-    """Set a generated title, unless a user has chosen one. Returns None if the session is gone."""
-    assignment = "title = CASE WHEN title_by_user OR :title = '' THEN title ELSE :title END"
+def set_title(  # noqa: PLR0913 - the counters are three and belong to the title's one statement
+    conn: Connection,
+    scope: str,
+    sid: str,
+    title: str,
+    now: float,
+    prompt_tokens: int,
+    completion_tokens: int,
+    cost: float,
+) -> Session | None:
+    """Set a generated title, unless a user has chosen one, and add what it cost. Returns None if
+    the session is gone. The usage is added in SQL, as a running turn saves its own meanwhile."""
+    values = check_usage(prompt_tokens, completion_tokens, cost) | {"title": title}
+    assignments = (
+        "title = CASE WHEN title_by_user OR :title = '' THEN title ELSE :title END, "
+        f"prompt_tokens = min(prompt_tokens + :prompt_tokens, {_MAX}), "
+        f"completion_tokens = min(completion_tokens + :completion_tokens, {_MAX}), {_ADD_COST}"
+    )
     try:
-        return _update(conn, scope, sid, now, assignment, {"title": title})
+        return _update(conn, scope, sid, now, assignments, values)
     except SessionNotFound:
         return None
 
@@ -159,10 +175,9 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
     values = check_usage(prompt_tokens, completion_tokens, cost_delta)
     assignments = (
         "prompt_tokens = coalesce(nullif(:prompt_tokens, 0), prompt_tokens), "
-        "completion_tokens = coalesce(nullif(:completion_tokens, 0), completion_tokens), "
-        f"cost = min(cost + :cost, {MOST_COST})"
+        "completion_tokens = coalesce(nullif(:completion_tokens, 0), completion_tokens)"
     )
-    return _update(conn, scope, sid, now, assignments, values)
+    return _update(conn, scope, sid, now, f"{assignments}, {_ADD_COST}", values)
 
 
 def set_todos(conn: Connection, scope: str, sid: str, todos: list[Todo], now: float) -> Session:
@@ -246,7 +261,7 @@ def check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> dict
     """Return these as values of a statement. Raises BadRequest for what must not be stored: SQLite
     would store a fraction as a count, and clients that read an integer would refuse the session."""
     counts = (prompt_tokens, completion_tokens)
-    whole = all(isinstance(count, int) and 0 <= count <= MOST_TOKENS for count in counts)
+    whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in counts)
     if not whole or not isinstance(cost, float | int) or not 0 <= cost < math.inf:
         raise BadRequest("token counts must be whole and 64-bit, a cost finite, none negative")
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "cost": cost}

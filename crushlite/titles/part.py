@@ -20,7 +20,6 @@ from ..wing import WorkspacePart
 if TYPE_CHECKING:
     from ..agent.base import Agent
     from ..hosting.turn import LiveTurn
-    from ..protocol.sessions import Session
     from ..store import Connection
     from ..wing import OpenWorkspace
 
@@ -90,7 +89,9 @@ class TitlesPart(WorkspacePart):
     async def _save(self, session_id: str, title: str, counts: tuple[int, int, float]) -> None:
         workspace, now = self._workspace, self._workspace.clock.now()
         try:
-            session = await workspace.store.write(set_title, session_id, title, now, *counts)
+            session = await workspace.store.write(
+                session_rows.set_title, session_id, title, now, *counts
+            )
         except CrushliteError as error:
             log.warning("the title of session %s could not be stored: %s", session_id, error)
         else:
@@ -125,29 +126,3 @@ def is_first_prompt(conn: Connection, scope: str, sid: str, run_id: str) -> bool
         {"scope": scope, "sid": sid, "run_id": run_id},
     ).fetchone()
     return earlier is None
-
-
-def set_title(  # noqa: PLR0913 - the counters are three
-    conn: Connection,
-    scope: str,
-    sid: str,
-    title: str,
-    now: float,
-    prompt_tokens: int,
-    completion_tokens: int,
-    cost: float,
-) -> Session | None:
-    """Set a title as `store.sessions.set_title` does, and add what it cost: in SQL, as a running
-    turn saves its own usage meanwhile."""
-    values = session_rows.check_usage(prompt_tokens, completion_tokens, cost)
-    most = session_rows.MOST_TOKENS
-    conn.execute(
-        f"""
-        UPDATE sessions SET prompt_tokens = min(prompt_tokens + :prompt_tokens, {most}),
-            completion_tokens = min(completion_tokens + :completion_tokens, {most}),
-            cost = min(cost + :cost, {session_rows.MOST_COST})
-        WHERE scope = :scope AND id = :id
-        """,
-        values | {"scope": scope, "id": sid},
-    )
-    return session_rows.set_title(conn, scope, sid, title, now)

@@ -13,18 +13,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError, SessionNotFound
-from ..filehistory.queries import alike
+from ..filehistory.queries import Change
 from ..records import dataclass
-from ..wing import Change, WorkspacePart
+from ..wing import WorkspacePart
 from ..worktree.threads import FileThreads
 from .queries import record_gaps
 from .snapshot import Difference, Snapshot, Snapshots, differences
 from .undoing import Undoing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..wing import Author, FileState, OpenWorkspace
+    from ..filehistory.part import HistoryPart
+    from ..filehistory.queries import FileState
+    from ..wing import Author, OpenWorkspace
     from .snapshot import SnapshotLimits
 
 log = logging.getLogger(__name__)
@@ -51,9 +51,11 @@ class SnapshotWatch:
 class ChangesPart(WorkspacePart):
     """What the runs of one workspace did to files, and undoing it."""
 
-    def __init__(self, workspace: OpenWorkspace, limits: SnapshotLimits | None = None) -> None:
-        self.undoing = Undoing(workspace)
-        self._workspace = workspace
+    def __init__(
+        self, workspace: OpenWorkspace, history: HistoryPart, limits: SnapshotLimits | None = None
+    ) -> None:
+        self.undoing = Undoing(workspace, history)
+        self._workspace, self._history = workspace, history
         self._snapshots = Snapshots(workspace.path, (workspace.store.store.data_dir,), limits)
         # One snapshot at a time, in a thread that nothing else uses: a project may take long.
         self._thread = FileThreads(1, "snapshots")
@@ -61,9 +63,10 @@ class ChangesPart(WorkspacePart):
         self._reports = 0
         # By path: the number of the last report and the state it left. Kept while a command runs.
         self._reported: dict[str, tuple[int, FileState]] = {}
+        history.listeners.append(self._note)
 
-    async def files_changed(self, session_id: str, changes: Sequence[Change]) -> None:
-        for change in changes if self._watches else ():
+    def _note(self, change: Change) -> None:
+        if self._watches:
             self._reports += 1
             self._reported[change.path] = self._reports, change.after
 
@@ -90,7 +93,7 @@ class ChangesPart(WorkspacePart):
             if gaps and run_id:
                 await self._workspace.store.write(record_gaps, session_id, run_id, gaps)
             if changes:
-                await self._workspace.report_changes(session_id, changes)
+                await self._history.report(session_id, changes)
         except SessionNotFound:
             pass  # the session was deleted meanwhile, and its history with it
         except CrushliteError as error:
@@ -122,7 +125,7 @@ class ChangesPart(WorkspacePart):
             change = Change(self._path(one.parts), one.before, one.after, run_id)
             number, state = self._reported.get(change.path, (0, one.before))
             if number > watch.since:
-                if alike(state, change.after):
+                if state.is_like(change.after):
                     continue  # this is the reported change
                 change = replace(change, before=state)
             own.append(change)

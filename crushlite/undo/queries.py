@@ -14,8 +14,8 @@ from ..store.sessions import require_session
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..filehistory.queries import FileState
     from ..store import Connection
-    from ..wing import FileState
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class UndoWing(Wing):
     async def open(self, workspace: OpenWorkspace) -> ChangesPart | None:
         if not has_wing("filehistory"):
             return None
+        from ..filehistory.part import HistoryPart
         from .changes import ChangesPart
 
-        return ChangesPart(workspace)
+        found = (part for part in workspace.parts if isinstance(part, HistoryPart))
+        return next((ChangesPart(workspace, history) for history in found), None)

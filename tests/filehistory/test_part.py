@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from crushlite.errors import SessionNotFound
 from crushlite.filehistory import queries as file_rows
 from crushlite.filehistory.part import PUBLISHED
+from crushlite.filehistory.queries import Change, FileState
 from crushlite.protocol.sessions import File
 from crushlite.store import sessions
-from crushlite.wing import Change, FileState, WorkspacePart
+from crushlite.wing import Author, WorkspacePart
 from tests.support.turns import SCOPE, SESSION, Bench
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Listener(WorkspacePart):
@@ -25,14 +21,17 @@ class Listener(WorkspacePart):
     async def file_read(self, session_id: str, path: str) -> None:
         self.told.append((session_id, path))
 
-    async def files_changed(self, session_id: str, changes: Sequence[Change]) -> None:
-        self.told += [session_id, *changes]
+    async def file_changed(
+        self, author: Author, path: str, before: str | None, after: str | None
+    ) -> None:
+        self.told.append((author, path, before, after))
 
 
 class HistoryTests(Bench):
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
-        self.parts.append(self.history())
+        self.parts.append(part := self.history())
+        self.part = part
 
     async def test_a_changed_file_keeps_both_versions_and_tells_each(self) -> None:
         turn = self.turn()
@@ -56,7 +55,7 @@ class HistoryTests(Bench):
     async def test_of_many_versions_in_one_report_the_first_are_told_and_all_are_kept(self) -> None:
         states = FileState(None), FileState("x")
         changes = [Change(f"{number}", *states) for number in range(PUBLISHED)]
-        await self.workspace.report_changes(SESSION, changes)
+        await self.part.report(SESSION, changes)
         stored = await self.store.read(lambda c: file_rows.list_files(c, SCOPE, SESSION))
         self.assertEqual(len(stored), 2 * PUBLISHED)
         self.assertEqual(len(self.published(File, "created")), PUBLISHED)
@@ -69,6 +68,17 @@ class HistoryTests(Bench):
             await turn.file_read("/a")
         with self.assertRaises(SessionNotFound):
             await turn.file_changed("/a", "old", None)
-        change = Change("/a", FileState("old"), FileState(None), "run-1")
-        self.assertEqual(listener.told, [(SESSION, "/a"), SESSION, change])
+        author = Author(SESSION, "run-1")
+        self.assertEqual(listener.told, [(SESSION, "/a"), (author, "/a", "old", None)])
         self.assertEqual(self.hub.log, [])
+
+    async def test_of_what_no_agent_reported_the_other_parts_hear_as_if_one_had(self) -> None:
+        self.parts.append(listener := Listener())
+        told: list[Change] = []
+        self.part.listeners.append(told.append)
+        states = FileState("old", 0o644), FileState(None)
+        changes = [Change(path, *states, "run-1") for path in ("/a", "/b")]
+        await self.part.report(SESSION, changes)
+        author = Author(SESSION, "run-1")
+        self.assertEqual(listener.told, [(author, path, "old", None) for path in ("/a", "/b")])
+        self.assertEqual(told, changes)

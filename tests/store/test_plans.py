@@ -14,6 +14,7 @@ from crushlite.acp_agents import choices
 from crushlite.delegation import storing
 from crushlite.errors import NotFound
 from crushlite.filehistory import queries as files
+from crushlite.filehistory.queries import Change, FileState
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session, Todo
 from crushlite.store import RunRow, messages, recovery, runs, sessions
@@ -22,7 +23,6 @@ from crushlite.store.migrations import migrate
 from crushlite.titles import part as titles
 from crushlite.undo import queries
 from crushlite.undo.states import MISSING
-from crushlite.wing import Change, FileState
 from tests.support.store import ending
 
 if TYPE_CHECKING:
@@ -189,8 +189,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("sessions.get_session", "", "s1"),
     ("sessions.session_texts", ""),
     ("sessions.rename_session", "", "s1", "title", 1.0),
-    ("sessions.set_title", "", "s1", "title", 1.0),
-    ("titles.set_title", "", "s1", "title", 1.0, 1, 1, 0.5),
+    ("sessions.set_title", "", "s1", "title", 1.0, 1, 1, 0.5),
     ("sessions.save_usage", "", "s1", 1, 1, 0.5, 1.0),
     ("sessions.set_todos", "", "s1", [Todo("x")], 1.0),
     ("storing.set_summary", "", "s1", "s1-1", 1, 1.0),

@@ -20,6 +20,8 @@ from crushlite.errors import (
     SessionNotFound,
 )
 from crushlite.filehistory.queries import (
+    Change,
+    FileState,
     last_read,
     list_files,
     list_read,
@@ -56,11 +58,10 @@ from crushlite.store.sessions import (
     save_usage,
     session_texts,
     set_notes,
+    set_title,
     set_todos,
 )
-from crushlite.titles.part import set_title
 from crushlite.undo.states import MISSING
-from crushlite.wing import Change, FileState
 from tests.support.store import EVERY_PART, ending, list_sessions
 
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.errors import BadRequest
+from crushlite.filehistory.queries import FileState
 from crushlite.protocol.sessions import File
 from crushlite.undo import snapshot
 from crushlite.undo.changes import ChangesPart
 from crushlite.undo.queries import run_history
 from crushlite.undo.snapshot import SnapshotLimits, Snapshots, differences
-from crushlite.wing import Author, FileState
+from crushlite.wing import Author
 from tests.support.basics import BoundedTestCase
 from tests.support.turns import SCOPE, SESSION, Bench
 
@@ -301,9 +302,9 @@ class CommandTests(Bench):
     def watch(self, limits: SnapshotLimits | None) -> ChangesPart:
         """Let only the undo wing watch the commands of this workspace."""
         workspace = mock.Mock(path=self.root, store=self.scoped)
-        workspace.report_changes = self.workspace.report_changes
-        part = ChangesPart(workspace, limits)
-        self.parts[:] = [part, self.history(), self.shell()]
+        history = self.history()
+        part = ChangesPart(workspace, history, limits)
+        self.parts[:] = [history, part, self.shell()]
         return part
 
     async def ran(self, turn: LiveTurn, command: str, **more: Any) -> None:
