@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from .protocol.permissions import PermissionRequest, PermissionRule
     from .settings import Settings
     from .store import ScopedStore
-    from .store.files import Change
 
     # Called with the turn, the id of its tool call, the prompt, the sub-agent and a title.
     Delegate = Callable[[Any, str, str, Agent, str], Coroutine[Any, Any, Delegated]]
@@ -57,6 +56,7 @@ class OpenWorkspace(Protocol):
     env: Mapping[str, str]  # of the client that opened it; commands see less of it
     store: ScopedStore
     hub: Hub  # publish events here, or subscribe to them
+    parts: list[WorkspacePart]  # of all wings
     clock: Clock
     profile: Profile
 
@@ -70,9 +70,6 @@ class OpenWorkspace(Protocol):
 
     def change_agent(self, agent: Agent | None) -> None:
         """Let this agent answer the runs that start from now on. None: prompts are refused."""
-
-    async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:
-        """Keep versions of files in the session's history and publish them."""
 
     async def add_message(self, session_id: str, part: Part) -> None:
         """Add a message of the user, complete with this part, to a session that may be busy;
@@ -172,8 +169,10 @@ class WorkspacePart:
         """What lets agents summarize a session: that of the first part that has one."""
         return None
 
-    def file_changed(self, change: Change) -> None:
-        """An agent has reported a change of a file; its version is about to be stored."""
+    async def file_changed(
+        self, author: Author, path: str, before: str | None, after: str | None
+    ) -> None:
+        """A file was changed. `Turn.file_changed` waits for this, and raises what it raises."""
 
     def agent_of(self, session_id: str) -> Agent | None:
         """Who answers runs of a session that start now; None: the agent of the workspace."""
@@ -181,8 +180,8 @@ class WorkspacePart:
 
     uses_agent = False  # while True, an agent that was replaced is not closed: it is still called
 
-    def file_read(self, path: str) -> None:
-        """An agent has read a file, by its absolute path."""
+    async def file_read(self, session_id: str, path: str) -> None:
+        """An agent has read a file. `Turn.file_read` waits for this, and raises what it raises."""
 
     async def notes_on_change(self, turn: Turn, path: str) -> str:
         """What to tell the model with the result of a tool that has just changed a file, by its

@@ -23,9 +23,10 @@ WINGS = (
     (".delegation.wing", "DelegationWing"),
     (".titles.wing", "TitlesWing"),
     (".costs.wing", "CostsWing"),
-    (".undo.wing", "UndoWing"),
     (".mcp.wing", "McpWing"),
     (".lsp.wing", "LspWing"),
+    (".filehistory.wing", "HistoryWing"),  # after lsp, which need not wait until it has stored
+    (".undo.wing", "UndoWing"),  # after filehistory, to which it listens
     (".console.wing", "ConsoleWing"),
     (".acp.wing", "AcpWing"),
     (".shell.wing", "ShellWing"),  # after undo, which watches its commands until it has closed

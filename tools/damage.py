@@ -39,13 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from crushlite.clock import SystemClock  # noqa: E402
 from crushlite.errors import CrushliteError, StoreUnusable  # noqa: E402
-from crushlite.http.client import ClientError, HTTPClient, UnixConnector  # noqa: E402
-from crushlite.protocol.codec import encode  # noqa: E402
-from crushlite.protocol.messages import FinishPart, Message, TextPart  # noqa: E402
-from crushlite.protocol.runs import RunInfo  # noqa: E402
-from crushlite.protocol.sessions import Session  # noqa: E402
-from crushlite.store import Connection, RunRow, Store, Stores  # noqa: E402
-from crushlite.store.files import (  # noqa: E402
+from crushlite.filehistory.queries import (  # noqa: E402
     Change,
     FileState,
     list_files,
@@ -53,6 +47,12 @@ from crushlite.store.files import (  # noqa: E402
     mark_read,
     record_changes,
 )
+from crushlite.http.client import ClientError, HTTPClient, UnixConnector  # noqa: E402
+from crushlite.protocol.codec import encode  # noqa: E402
+from crushlite.protocol.messages import FinishPart, Message, TextPart  # noqa: E402
+from crushlite.protocol.runs import RunInfo  # noqa: E402
+from crushlite.protocol.sessions import Session  # noqa: E402
+from crushlite.store import Connection, RunRow, Store, Stores  # noqa: E402
 from crushlite.store.messages import insert_message, list_messages  # noqa: E402
 from crushlite.store.runs import end_run, insert_run, list_runs  # noqa: E402
 from crushlite.store.sessions import insert_session, session_texts  # noqa: E402

@@ -47,6 +47,7 @@ WINGS = (
     "delegation",
     "titles",
     "costs",
+    "filehistory",
     "undo",
     "mcp",
     "lsp",
@@ -66,6 +67,7 @@ ONLY = {
 # Wings that use another one if it is there.
 NEEDS = {
     "coder": {"config"},
+    "undo": {"filehistory"},
     "skills": {"config"},
     "hooks": {"config"},
     "acp_agents": {"config"},

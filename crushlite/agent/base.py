@@ -387,11 +387,11 @@ class Turn(Jobs, Protocol):
         NotFound in a daemon without the wing that runs them (delegation/)."""
 
     async def file_read(self, path: str) -> None:
-        """Record that the session has read a file."""
+        """Record that the session has read a file. Nothing is kept without filehistory/."""
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         """Record a change that was made to a file (`path` is absolute): both versions are kept in
-        the session's history, so that the run can be undone. None: the file does not exist."""
+        the session's history, by filehistory/, for undoing the run. None: there is no such file."""
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         """Replace the session's to-do list."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import NotFound
 from ..protocol.config import ModelChoice
+from ..protocol.sessions import NEVER
 from .context import EMPTY, agent_info, answer, body, wire_config
 
 if TYPE_CHECKING:
@@ -31,9 +32,15 @@ async def no_map(context: Context, request: Request) -> Response:
 
 
 async def nothing_to_do(context: Context, request: Request) -> Response:
-    """For what has no servers to start or stop, and no configuration files to read again."""
+    """For what has no servers to start or stop, no configuration files to read again, and no
+    place to note that a file was read."""
     context.workspace(request)
     return EMPTY
+
+
+async def never_read(context: Context, request: Request) -> Response:
+    context.workspace(request)
+    return answer(NEVER)
 
 
 async def absent(context: Context, request: Request) -> Response:

@@ -24,7 +24,7 @@ from ..protocol.permissions import (
 )
 from ..protocol.questions import QuestionAnswer, QuestionBatch, QuestionReply
 from ..protocol.runs import RUN_STATES, Accepted, CancelReceipt, QueuedPrompt, RunInfo
-from ..protocol.sessions import CurrentSession, File, FileRead, Session
+from ..protocol.sessions import CurrentSession, File, Session
 from ..protocol.workspaces import (
     Control,
     CreateWorkspace,
@@ -68,10 +68,6 @@ EVENTS = (CLIENT, RESUME, DELTAS, LAST_ID)
 WAIT = Param("wait", f"Seconds to wait for the end, at most {MAX_WAIT:.0f}.", float)
 IN_SESSION = Param("session_id", "Only those of this session.")
 IN_STATE = Param("state", "Only those in this state.", choices=RUN_STATES)
-LAST_READ = (
-    Param("session_id", "The session that read it.", required=True),
-    Param("path", "What it read.", required=True),
-)
 CANCEL: dict[str, Any] = {"gives": CancelReceipt, "params": (WAIT,), "urgent": True}
 # Of what a person was asked.
 ANSWER: dict[str, Any] = {"gives": Resolution, "params": (BY,), "urgent": True}
@@ -106,7 +102,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", W + "/providers", features.providers, gives=list[dict[str, Any]]),
     Entry("POST", W + "/config/model", features.choose_model, takes=ModelChoice),
     Entry("POST", W + "/config/import-copilot", features.import_copilot, gives=dict[str, Any]),
-    # Sessions, messages and files.
+    # Sessions and messages.
     Entry("GET", W + "/sessions", sessions.list_sessions, gives=list[Session]),
     Entry("POST", W + "/sessions", sessions.create, takes=Session, gives=Session),
     Entry("GET", S, sessions.get, gives=Session),
@@ -115,10 +111,10 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", S + "/messages", sessions.messages, gives=list[Message]),
     Entry("GET", S + "/messages/user", sessions.user_messages, gives=list[Message]),
     Entry("GET", W + "/messages/user", sessions.user_messages, gives=list[Message]),
-    Entry("GET", S + "/history", sessions.history, gives=list[File]),
-    Entry("GET", S + "/filetracker/files", sessions.read_files, gives=list[str]),
-    Entry("POST", W + "/filetracker/read", sessions.mark_read, takes=FileRead),
-    Entry("GET", W + "/filetracker/lastread", sessions.last_read, gives=str, params=LAST_READ),
+    Entry("GET", S + "/history", features.no_list, gives=list[File]),
+    Entry("GET", S + "/filetracker/files", features.no_list, gives=list[str]),
+    Entry("POST", W + "/filetracker/read", features.nothing_to_do),
+    Entry("GET", W + "/filetracker/lastread", features.never_read, gives=str),
     # The agent. A prompt carries its attachments in base64.
     Entry("GET", W + "/agent", agent.info, gives=AgentInfo),
     Entry("POST", W + "/agent", agent.prompt, Prompt, Accepted, status=202, body_limit=32 * MIB),

@@ -1,13 +1,11 @@
-"""Sessions, their messages and their files: the versions that turns stored, and what was read."""
+"""Sessions and their messages."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest
 from ..protocol.codec import dumps, encode
-from ..protocol.sessions import NEVER, FileRead, Session
-from ..store import files as file_rows
+from ..protocol.sessions import Session
 from .context import EMPTY, answer, answer_list, body
 
 if TYPE_CHECKING:
@@ -68,40 +66,3 @@ async def user_messages(context: Context, request: Request) -> Response:
     """The user messages of a session or, if the path names none, of all."""
     transcript = context.workspace(request).transcript
     return answer_list(await transcript.user_messages_json(request.params.get("sid")))
-
-
-# Files ----------------------------------------------------------------------------------------
-
-
-async def history(context: Context, request: Request) -> Response:
-    """Every stored version of every file the session changed."""
-    store = context.workspace(request).store
-    return answer(await store.read(file_rows.list_files, request.params["sid"]))
-
-
-async def read_files(context: Context, request: Request) -> Response:
-    """What the session has read, the last read first."""
-    store = context.workspace(request).store
-    return answer(await store.read(file_rows.list_read, request.params["sid"]))
-
-
-async def mark_read(context: Context, request: Request) -> Response:
-    workspace, wanted = context.workspace(request), body(FileRead, request)
-    if not wanted.path or "\0" in wanted.path:
-        raise BadRequest("path must not be empty or contain NUL")
-    now = workspace.clock.now()
-    await workspace.store.write(file_rows.mark_read, wanted.session_id, wanted.path, now)
-    return EMPTY
-
-
-async def last_read(context: Context, request: Request) -> Response:
-    store = context.workspace(request).store
-    session, path = request.query_one("session_id"), request.query_one("path")
-    if not session or not path:
-        raise BadRequest("session_id and path are required")
-    at = await store.read(file_rows.last_read, session, path)
-    if at is None:
-        return answer(NEVER)
-    from datetime import UTC, datetime  # only now: it takes 2 ms to load
-
-    return answer(datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"))

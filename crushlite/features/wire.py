@@ -203,6 +203,15 @@ class ShellAnswer:
     exit_code: int
 
 
+# Files that a session has read ------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class FileRead:
+    session_id: str = ""
+    path: str = ""
+
+
 # The changes of runs to files, and undoing them ---------------------------------------------------
 
 

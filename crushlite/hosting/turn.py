@@ -28,11 +28,10 @@ from ..protocol.messages import (
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
-from ..store import STORE_ERRORS, files as file_rows, sessions as session_rows
-from ..store.files import Change, FileState
+from ..store import STORE_ERRORS, sessions as session_rows
 from .prompts import Failure, RunLimits, clean
 from .transcript import new_message
-from .turn_requests import TurnRequests, fresh_call_id, json_text, mode_of, typed
+from .turn_requests import TurnRequests, fresh_call_id, json_text, typed
 from .workspace_base import first_of
 
 if TYPE_CHECKING:
@@ -466,19 +465,14 @@ class LiveTurn(TurnRequests):
 
     async def file_read(self, path: str) -> None:
         self._check()
-        now, store = self.workspace.clock.now(), self.workspace.store
         for part in self.workspace.parts:
-            part.file_read(path)
-        await store.write(file_rows.mark_read, self.session_id, path, now)
+            await part.file_read(self.session_id, path)
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self._check()
         await self._watches_ended()
-        mode = await asyncio.to_thread(mode_of, path) if after is not None else None
-        # A change of the content keeps the mode: it was the same before.
-        old, new = (FileState(text, None if text is None else mode) for text in (before, after))
-        change = Change(path, old, new, self.run_id)
-        await self.workspace.record_changes(self._for_session, [change])
+        for part in self.workspace.parts:
+            await part.file_changed(self._author, path, before, after)
 
     # Inside --------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -266,11 +265,3 @@ def directory_of(path: str, root: Path) -> str:
     target = Path(root, path)
     # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
     return str(target.parent) if os.path.isfile(target) else path
-
-
-def mode_of(path: str) -> int | None:
-    """The permission bits of a file; None if there is none. Blocks."""
-    try:
-        return stat.S_IMODE(os.lstat(path).st_mode)
-    except (OSError, ValueError):
-        return None

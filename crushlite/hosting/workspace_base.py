@@ -13,12 +13,12 @@ from ..errors import NotFound
 from ..events import Bounds, Hub
 from ..protocol.messages import FinishPart
 from ..protocol.sessions import Session
-from ..store import ScopedStore, files as file_rows, sessions as session_rows
+from ..store import ScopedStore, sessions as session_rows
 from .dialogs import Permissions, Questions
 from .transcript import Transcript, new_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from ..claims import Claims, Effect
@@ -27,15 +27,12 @@ if TYPE_CHECKING:
     from ..protocol.permissions import PermissionRule
     from ..settings import Settings
     from ..store import Store
-    from ..store.files import Change
     from ..wing import Author, CommandWatch, Profile, Summarizer, WorkspacePart
     from .endings import Endings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-PUBLISHED = 200  # versions of files in one report that are sent to clients: the rest they can read
 
 
 def first_of(found: Iterable[T | None], lack: str) -> T:
@@ -127,16 +124,6 @@ class WorkspaceBase:
         session = Session(session_id, parent, title=title, created_at=now, updated_at=now)
         await self.store.write(session_rows.insert_session, session)
         return session
-
-    async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:
-        """Tell every part of changes, at once; keep the versions of files, and publish them."""
-        for change in changes:
-            for part in self.parts:
-                part.file_changed(change)
-        now = self.clock.now()
-        files = await self.store.write(file_rows.record_changes, session_id, changes, now)
-        for file in files[:PUBLISHED]:
-            self.hub.publish("created", file)
 
     async def add_message(self, session_id: str, part: Part) -> None:
         """Add a complete message of the user; see wing.OpenWorkspace."""

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from ..clock import Timer
     from ..features.tools import OfferedTool
     from ..protocol.messages import ToolCallPart
-    from ..store.files import Change
-    from ..wing import OpenWorkspace
+    from ..wing import Author, OpenWorkspace
     from .servers import ServerSpec
 
 log = logging.getLogger(__name__)
@@ -168,11 +167,13 @@ class LspPart(WorkspacePart):
 
     # Files that runs touch -----------------------------------------------------------------------
 
-    def file_read(self, path: str) -> None:
+    async def file_read(self, session_id: str, path: str) -> None:
         self.touch(Path(path))
 
-    def file_changed(self, change: Change) -> None:
-        self.touch(Path(change.path))
+    async def file_changed(
+        self, author: Author, path: str, before: str | None, after: str | None
+    ) -> None:
+        self.touch(Path(path))
 
     def touch(self, path: Path) -> None:
         """Start the servers for a file and tell them what it holds, in the background."""

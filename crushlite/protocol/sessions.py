@@ -60,9 +60,3 @@ class File:
     version: int = 0
     created_at: int = 0
     updated_at: int = 0
-
-
-@dataclass(slots=True)
-class FileRead:
-    session_id: str = ""
-    path: str = ""

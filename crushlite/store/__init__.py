@@ -1,8 +1,8 @@
 """Durable records: one SQLite file per data directory, one writer, one reader.
 
 `Stores` opens and shares a `Store`; a Store runs plain functions over a connection. Those functions
-are in one module per noun (`sessions`, `messages`, `runs`, `files`) and take `(conn, scope, ...)`:
-a `ScopedStore` calls them with the scope of one workspace.
+are in one module per noun (`sessions`, `messages`, `runs`), or in a wing, and take `(conn, scope,
+...)`: a `ScopedStore` calls them with the scope of one workspace.
 
     stores       opening, sharing, closing        callqueue    calls in threads; the reader
     directory    who owns a data directory        writer       transactions and group commit

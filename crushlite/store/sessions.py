@@ -54,11 +54,6 @@ _TEXT = f"""CASE WHEN {_PLAIN} THEN CAST(json_object(
 NOTES_CHARS = 1 << 20
 MOST_COST = 1e300  # past the largest number there is infinity, which no JSON can hold
 _ADD_COST = f"cost = min(cost + :cost, {MOST_COST})"
-_SET_TOKENS = "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens"
-_SET_KNOWN_TOKENS = (
-    "prompt_tokens = coalesce(nullif(:prompt_tokens, 0), prompt_tokens), "
-    "completion_tokens = coalesce(nullif(:completion_tokens, 0), completion_tokens)"
-)
 _DESCENDANTS = """
     WITH RECURSIVE family (id) AS (
         SELECT :id
@@ -178,20 +173,15 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
     """Save the usage of a step: the token counts replace those of the step before, as they show
     how full the context is, unless they are zero, which means unknown; the cost is added."""
     values = check_usage(prompt_tokens, completion_tokens, cost_delta)
-    return _update(conn, scope, sid, now, f"{_SET_KNOWN_TOKENS}, {_ADD_COST}", values)
+    assignments = (
+        "prompt_tokens = coalesce(nullif(:prompt_tokens, 0), prompt_tokens), "
+        "completion_tokens = coalesce(nullif(:completion_tokens, 0), completion_tokens)"
+    )
+    return _update(conn, scope, sid, now, f"{assignments}, {_ADD_COST}", values)
 
 
 def set_todos(conn: Connection, scope: str, sid: str, todos: list[Todo], now: float) -> Session:
     return _update(conn, scope, sid, now, "todos = :todos", {"todos": _todos(todos)})
-
-
-def set_summary(
-    conn: Connection, scope: str, sid: str, message_id: str, completion_tokens: int, now: float
-) -> Session:
-    """Set the summary that stands for all messages before it, and how full the context is now."""
-    values = check_usage(0, completion_tokens, 0.0) | {"message_id": message_id}
-    assignments = f"summary_message_id = :message_id, {_SET_TOKENS}"
-    return _update(conn, scope, sid, now, assignments, values)
 
 
 def child_ids(conn: Connection, scope: str, sid: str) -> list[str]:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError, SessionNotFound
+from ..filehistory.queries import Change
 from ..records import dataclass
-from ..store.files import Change
 from ..wing import WorkspacePart
 from ..worktree.threads import FileThreads
 from .queries import record_gaps
@@ -22,7 +22,8 @@ from .snapshot import Difference, Snapshot, Snapshots, differences
 from .undoing import Undoing
 
 if TYPE_CHECKING:
-    from ..store.files import FileState
+    from ..filehistory.part import HistoryPart
+    from ..filehistory.queries import FileState
     from ..wing import Author, OpenWorkspace
     from .snapshot import SnapshotLimits
 
@@ -50,9 +51,11 @@ class SnapshotWatch:
 class ChangesPart(WorkspacePart):
     """What the runs of one workspace did to files, and undoing it."""
 
-    def __init__(self, workspace: OpenWorkspace, limits: SnapshotLimits | None = None) -> None:
-        self.undoing = Undoing(workspace)
-        self._workspace = workspace
+    def __init__(
+        self, workspace: OpenWorkspace, history: HistoryPart, limits: SnapshotLimits | None = None
+    ) -> None:
+        self.undoing = Undoing(workspace, history)
+        self._workspace, self._history = workspace, history
         self._snapshots = Snapshots(workspace.path, (workspace.store.store.data_dir,), limits)
         # One snapshot at a time, in a thread that nothing else uses: a project may take long.
         self._thread = FileThreads(1, "snapshots")
@@ -60,8 +63,9 @@ class ChangesPart(WorkspacePart):
         self._reports = 0
         # By path: the number of the last report and the state it left. Kept while a command runs.
         self._reported: dict[str, tuple[int, FileState]] = {}
+        history.listeners.append(self._note)
 
-    def file_changed(self, change: Change) -> None:
+    def _note(self, change: Change) -> None:
         if self._watches:
             self._reports += 1
             self._reported[change.path] = self._reports, change.after
@@ -89,7 +93,7 @@ class ChangesPart(WorkspacePart):
             if gaps and run_id:
                 await self._workspace.store.write(record_gaps, session_id, run_id, gaps)
             if changes:
-                await self._workspace.record_changes(session_id, changes)
+                await self._history.report(session_id, changes)
         except SessionNotFound:
             pass  # the session was deleted meanwhile, and its history with it
         except CrushliteError as error:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from ..errors import RunNotFound
 from ..features.wire import ChangedRun
+from ..filehistory.queries import state_from_row
 from ..records import dataclass
 from ..store.connection import check_row
-from ..store.files import state_from_row
 from ..store.sessions import require_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..filehistory.queries import FileState
     from ..store import Connection
-    from ..store.files import FileState
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ..filehistory.queries import FileState
 from ..hosting.plain import OWN_DATA_DIR
 from ..records import dataclass
-from ..store.files import FileState
 from ..worktree.rules import RULE_BYTES, Ignored
 from ..worktree.walk import LIST, READ
 from .states import MISSING, as_text

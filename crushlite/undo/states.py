@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from ..errors import BadRequest, Conflict
-from ..store.files import FileState
+from ..filehistory.queries import FileState
 from ..worktree.paths import Place, exists, read_bytes, remove, write_bytes
 
 MISSING = FileState(None)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Conflict, SessionBusy
 from ..features.wire import FileChange, RunChanges, UndoAnswer
+from ..filehistory.queries import Change
 from ..records import dataclass
-from ..store.files import Change
 from ..unique import new_id
 from .queries import run_history
 from .states import change_state, place_of, read_state
@@ -22,7 +22,8 @@ from .states import change_state, place_of, read_state
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..store.files import FileState
+    from ..filehistory.part import HistoryPart
+    from ..filehistory.queries import FileState
     from ..wing import OpenWorkspace
     from ..worktree.paths import Place
     from .queries import PathHistory, RunHistory
@@ -58,8 +59,8 @@ class _Step:
 class Undoing:
     """Undoes the runs of one workspace, one at a time."""
 
-    def __init__(self, workspace: OpenWorkspace) -> None:
-        self._workspace = workspace
+    def __init__(self, workspace: OpenWorkspace, history: HistoryPart) -> None:
+        self._workspace, self._history = workspace, history
         self._one_at_a_time = asyncio.Lock()
 
     async def changes(self, run_id: str) -> RunChanges:
@@ -109,7 +110,7 @@ class Undoing:
             Change(step.past.path, step.past.after, step.past.before, undo_id, run_id)
             for step in done
         ]
-        await self._workspace.record_changes(session_id, changes)
+        await self._history.report(session_id, changes)
         log.info("run %s was undone as %s: %d files", run_id, undo_id, len(done))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..wing import Wing
+from ..wings import has_wing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
 
 
 class UndoWing(Wing):
+    """Reads what filehistory/ has stored: without that wing there is nothing to undo."""
+
     def routes(self) -> Sequence[Entry]:
+        if not has_wing("filehistory"):
+            return ()
         from .routes import ROUTES
 
         return ROUTES
 
-    async def open(self, workspace: OpenWorkspace) -> ChangesPart:
+    async def open(self, workspace: OpenWorkspace) -> ChangesPart | None:
+        if not has_wing("filehistory"):
+            return None
+        from ..filehistory.part import HistoryPart
         from .changes import ChangesPart
 
-        return ChangesPart(workspace)
+        found = (part for part in workspace.parts if isinstance(part, HistoryPart))
+        return next((ChangesPart(workspace, history) for history in found), None)

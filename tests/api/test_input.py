@@ -24,6 +24,7 @@ from crushlite.console.wire import WebCode, WebHello, WebProof
 from crushlite.features.wire import (
     CompactMode,
     ExpandCommand,
+    FileRead,
     GetPrompt,
     NamedServer,
     OAuthRefresh,
@@ -43,7 +44,7 @@ from crushlite.protocol.config import AgentInit, ModelChoice
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
-from crushlite.protocol.sessions import CurrentSession, FileRead, Session
+from crushlite.protocol.sessions import CurrentSession, Session
 from crushlite.protocol.workspaces import Control, CreateWorkspace
 from crushlite.testing import Answer, LocalDaemon
 from crushlite.testing.scripted import ScriptedAgent

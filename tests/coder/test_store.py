@@ -8,7 +8,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from crushlite.fake_model import End, Say, Use
-from crushlite.store import files as file_rows, messages as message_rows, runs as run_rows
+from crushlite.filehistory import queries as file_rows
+from crushlite.store import messages as message_rows, runs as run_rows
 from crushlite.testing.fake_clock import FakeClock
 from tests.support.configured import ConfiguredTestCase, chat, marked, new_mark, results, until, use
 from tests.support.scenarios import scenario

@@ -10,10 +10,10 @@ from typing import Any
 from crushlite.clock import SystemClock
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
 from crushlite.coder.tools.registry import all_tools
+from crushlite.filehistory import queries as file_rows
 from crushlite.hosting.dialogs import Permissions
 from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import QuestionBatch, QuestionResponse
-from crushlite.store import files as file_rows
 from tests.support.turns import SCOPE, SESSION, Bench
 
 
@@ -26,7 +26,7 @@ class TurnTests(Bench):
         self.workspace.path, self.workspace.clock = self.path, SystemClock()
         self.workspace.permissions = self.permissions
         self.action = "deny"
-        self.parts.append(part := self.shell())
+        self.parts += [self.history(), part := self.shell()]
         self.addAsyncCleanup(part.close)
         self.live = self.turn()
         self.context = ToolContext(self.path, {"PATH": os.environ["PATH"]})

@@ -28,10 +28,10 @@ from crushlite.protocol.messages import (
 from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import Question, QuestionBatch, QuestionResponse
 from crushlite.protocol.runs import AgentEvent
-from crushlite.protocol.sessions import File, Session, Todo
+from crushlite.protocol.sessions import Session, Todo
 from crushlite.runs import Outcome
 from crushlite.settings import Settings
-from crushlite.store import files as file_rows, sessions
+from crushlite.store import sessions
 from crushlite.testing import LocalDaemon
 from crushlite.wing import WorkspacePart
 from tests.support.basics import BoundedTestCase
@@ -588,17 +588,6 @@ class BookkeepingTests(TurnBench):
         await turn.todos([])
         self.assertEqual((await turn.session()).todos, [])
 
-    async def test_a_changed_file_keeps_both_versions_and_tells_each(self) -> None:
-        turn = self.turn()
-        await turn.file_changed("a.txt", "old", "new")
-        await turn.file_changed("a.txt", "new", "newer")
-        stored = await self.store.read(lambda c: file_rows.list_files(c, SCOPE, SESSION))
-        versions = [(file.path, file.version, file.content) for file in stored]
-        expected = [("a.txt", 0, "old"), ("a.txt", 1, "new"), ("a.txt", 2, "newer")]
-        self.assertEqual(versions, expected)
-        told = [event.payload for event in self.published(File, "created")]
-        self.assertEqual([(f.path, f.version, f.content) for f in told], expected)
-
     async def test_what_an_agent_keeps_with_a_session_is_there_for_later_turns(self) -> None:
         self.assertEqual(await self.turn().recall(), "")
         await self.turn().remember(f"one{LONE}")
@@ -631,14 +620,6 @@ class BookkeepingTests(TurnBench):
         turn.fence()
         with self.assertRaises(TurnOver):
             turn.retrying("again")
-
-    async def test_a_read_file_is_remembered_without_an_event(self) -> None:
-        turn = self.turn()
-        await turn.file_read("a.txt")
-        await turn.file_read("b.txt")
-        read = await self.store.read(lambda c: file_rows.list_read(c, SCOPE, SESSION))
-        self.assertEqual(read, ["b.txt", "a.txt"])
-        self.assertEqual(self.hub.log, [])
 
 
 class ReadingTests(TurnBench):

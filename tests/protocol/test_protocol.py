@@ -26,6 +26,7 @@ from crushlite.features.wire import (
     ExpandCommand,
     ExpandedCommand,
     FileChange,
+    FileRead,
     GetPrompt,
     Health,
     McpState,
@@ -106,7 +107,7 @@ from crushlite.protocol.runs import (
     RunComplete,
     RunInfo,
 )
-from crushlite.protocol.sessions import CurrentSession, File, FileRead, Session, Todo
+from crushlite.protocol.sessions import CurrentSession, File, Session, Todo
 from crushlite.protocol.workspaces import Control, CreateWorkspace, Space, VersionInfo, Workspace
 from crushlite.skills.wire import SkillContent, SkillInfo, SkillSummary
 from tests.support.wire import wire_classes

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.acp_agents import choices
+from crushlite.delegation import storing
 from crushlite.errors import NotFound
+from crushlite.filehistory import queries as files
+from crushlite.filehistory.queries import Change, FileState
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session, Todo
-from crushlite.store import RunRow, files, messages, recovery, runs, sessions
+from crushlite.store import RunRow, messages, recovery, runs, sessions
 from crushlite.store.connection import configure, transaction
-from crushlite.store.files import FileState
 from crushlite.store.migrations import migrate
 from crushlite.titles import part as titles
 from crushlite.undo import queries
@@ -26,7 +28,7 @@ from tests.support.store import ending
 if TYPE_CHECKING:
     from types import ModuleType
 
-CHANGE = files.Change("/path", MISSING, FileState("b", 0o644), "r1")
+CHANGE = Change("/path", MISSING, FileState("b", 0o644), "r1")
 
 # What may be read from end to end, or sorted, and why.
 REASONS = {
@@ -86,8 +88,8 @@ class PlanTests(unittest.TestCase):
             runs.insert_run(conn, "", RunRow(f"{sid}-r{number}", sid, "d", "p", boot_id="old"))
             runs.end_run(conn, "", ending(f"{sid}-r{number}", "completed", "", ended_at=1.0))
             files.mark_read(conn, "", sid, f"/{number}", 1.0)
-            states = files.FileState("a"), files.FileState("b")
-            files.record_changes(conn, "", sid, [files.Change(f"/{number}", *states)], 1.0)
+            states = FileState("a"), FileState("b")
+            files.record_changes(conn, "", sid, [Change(f"/{number}", *states)], 1.0)
 
     def drive(self) -> None:
         """Call everything that takes a connection; `called` remembers what was."""
@@ -177,6 +179,7 @@ MODULES: dict[str, ModuleType] = {
     "queries": queries,
     "choices": choices,
     "titles": titles,
+    "storing": storing,
     "recovery": recovery,
 }
 CALLS: list[tuple[Any, ...]] = [
@@ -189,7 +192,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("sessions.set_title", "", "s1", "title", 1.0, 1, 1, 0.5),
     ("sessions.save_usage", "", "s1", 1, 1, 0.5, 1.0),
     ("sessions.set_todos", "", "s1", [Todo("x")], 1.0),
-    ("sessions.set_summary", "", "s1", "s1-1", 1, 1.0),
+    ("storing.set_summary", "", "s1", "s1-1", 1, 1.0),
     ("sessions.child_ids", "", "s1"),
     ("sessions.delete_session", "", "doomed"),
     ("messages.insert_message", "", message("m", "s1")),

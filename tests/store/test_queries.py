@@ -10,6 +10,7 @@ from unittest import mock
 
 from crushlite.acp_agents import choices
 from crushlite.acp_agents.choices import all_notes
+from crushlite.delegation.storing import set_summary
 from crushlite.errors import (
     BadRequest,
     CorruptDatabase,
@@ -18,12 +19,7 @@ from crushlite.errors import (
     RunNotFound,
     SessionNotFound,
 )
-from crushlite.protocol.codec import encode
-from crushlite.protocol.messages import PARTS, FinishPart, Message, TextPart
-from crushlite.protocol.sessions import File, Session, Todo
-from crushlite.store import RunRow, connect
-from crushlite.store.connection import configure
-from crushlite.store.files import (
+from crushlite.filehistory.queries import (
     Change,
     FileState,
     last_read,
@@ -32,6 +28,11 @@ from crushlite.store.files import (
     mark_read,
     record_changes,
 )
+from crushlite.protocol.codec import encode
+from crushlite.protocol.messages import PARTS, FinishPart, Message, TextPart
+from crushlite.protocol.sessions import File, Session, Todo
+from crushlite.store import RunRow, connect
+from crushlite.store.connection import configure
 from crushlite.store.messages import (
     delete_message,
     get_message,
@@ -57,7 +58,6 @@ from crushlite.store.sessions import (
     save_usage,
     session_texts,
     set_notes,
-    set_summary,
     set_title,
     set_todos,
 )

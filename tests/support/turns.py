@@ -12,6 +12,7 @@ from unittest import mock
 from crushlite.agent.base import Agent, Info
 from crushlite.claims import Claims, Graces
 from crushlite.events import Hub
+from crushlite.filehistory.part import HistoryPart
 from crushlite.hosting import workspace_base
 from crushlite.hosting.endings import Endings
 from crushlite.hosting.turn import LiveTurn
@@ -118,6 +119,10 @@ class Bench(BoundedTestCase):
     def shell(self) -> ShellPart:
         """A part that runs the commands of turns; the test adds it to the parts."""
         return ShellPart(cast("OpenWorkspace", self.workspace))
+
+    def history(self) -> HistoryPart:
+        """A part that keeps versions of files; the test adds it to the parts."""
+        return HistoryPart(cast("OpenWorkspace", self.workspace))
 
     def leave(self) -> None:
         """From now on no person attends."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.errors import BadRequest
+from crushlite.filehistory.queries import FileState
 from crushlite.protocol.sessions import File
-from crushlite.store.files import FileState
 from crushlite.undo import snapshot
 from crushlite.undo.changes import ChangesPart
 from crushlite.undo.queries import run_history
@@ -302,8 +302,9 @@ class CommandTests(Bench):
     def watch(self, limits: SnapshotLimits | None) -> ChangesPart:
         """Let only the undo wing watch the commands of this workspace."""
         workspace = mock.Mock(path=self.root, store=self.scoped)
-        workspace.record_changes = self.workspace.record_changes
-        self.parts[:] = [part := ChangesPart(workspace, limits), self.shell()]
+        history = self.history()
+        part = ChangesPart(workspace, history, limits)
+        self.parts[:] = [history, part, self.shell()]
         return part
 
     async def ran(self, turn: LiveTurn, command: str, **more: Any) -> None:

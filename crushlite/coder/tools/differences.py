@@ -36,6 +36,17 @@ class _Matcher(difflib.SequenceMatcher[str]):
         return super().find_longest_match(alo, ahi, blo, bhi)
 
 
+class _Grouped(difflib.SequenceMatcher[str]):
+    """Groups blocks that were found before."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        super().__init__()
+        self._blocks = blocks
+
+    def get_opcodes(self) -> list[Block]:  # type: ignore[override]  # a tag is any text here
+        return self._blocks
+
+
 def differences(name: str, old: list[str], new: list[str]) -> tuple[str, int, int]:
     """A unified diff of two lists of lines, and how many lines it adds and removes. Takes up to a
     second: call it in a thread."""
@@ -80,7 +91,7 @@ def _text(name: str, old: list[str], new: list[str], blocks: list[Block]) -> str
     """The blocks as a unified diff of at most about DIFF_CHARS characters."""
     lines: list[str] = []
     room = DIFF_CHARS
-    for hunk in _hunks(blocks):
+    for hunk in _Grouped(blocks).get_grouped_opcodes(CONTEXT):
         (_, i1, _, j1, _), (_, _, i2, _, j2) = hunk[0], hunk[-1]
         head = f"@@ -{_range(i1, i2)} +{_range(j1, j2)} @@"
         lines += [head] if lines else [f"--- a/{name}", f"+++ b/{name}", head]
@@ -96,26 +107,6 @@ def _text(name: str, old: list[str], new: list[str], blocks: list[Block]) -> str
                         return "\n".join([*lines, "... the rest of this diff is left out"])
                     lines.append(sign + source[at])
     return "\n".join([*lines, ""]) if lines else ""
-
-
-def _hunks(blocks: list[Block]) -> list[list[Block]]:
-    """The changed blocks with CONTEXT equal lines around them; those that are near are together."""
-    hunks: list[list[Block]] = [[]]
-    for number, (tag, i1, i2, j1, j2) in enumerate(blocks):
-        if tag != "equal":
-            hunks[-1].append((tag, i1, i2, j1, j2))
-            continue
-        first, last = number == 0, number == len(blocks) - 1
-        if not first and not last and i2 - i1 <= 2 * CONTEXT:
-            hunks[-1].append((tag, i1, i2, j1, j2))
-            continue
-        if not first:
-            kept = min(CONTEXT, i2 - i1)
-            hunks[-1].append((tag, i1, i1 + kept, j1, j1 + kept))
-        if not last:
-            kept = min(CONTEXT, i2 - i1)
-            hunks.append([(tag, i2 - kept, i2, j2 - kept, j2)])
-    return [hunk for hunk in hunks if any(block[0] != "equal" for block in hunk)]
 
 
 def _range(start: int, stop: int) -> str:

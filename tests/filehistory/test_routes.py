@@ -52,3 +52,23 @@ class FilesTests(unittest.IsolatedAsyncioTestCase):
         for body, status in (({"session_id": "none", "path": "/a"}, 404), ({"path": ""}, 400)):
             answer = await self.anna.call("POST", "/filetracker/read", body)
             self.assertEqual(answer.status, status)
+
+    async def test_a_daemon_without_the_wing_answers_that_it_keeps_nothing(self) -> None:
+        daemon = await self.enterAsyncContext(LocalDaemon(wings=[]))
+        anna = await daemon.join()
+        session = await anna.session()
+        await anna.prompt(session)
+        run = await daemon.entered(1)
+        await run.do(lambda turn: turn.file_changed("/p/a.py", "old", "new"))
+        await run.do(lambda turn: turn.file_read("/p/a.py"))
+        body = {"session_id": session, "path": "/p/a.py"}
+        answer = await anna.call("POST", "/filetracker/read", body)
+        self.assertEqual((answer.status, answer.json), (200, None))
+        for path, expected in (
+            (f"/sessions/{session}/history", []),
+            (f"/sessions/{session}/filetracker/files", []),
+            (f"/filetracker/lastread?session_id={session}&path=/p/a.py", "0001-01-01T00:00:00Z"),
+        ):
+            answer = await anna.call("GET", path)
+            self.assertEqual((answer.status, answer.json), (200, expected))
+        run.release()

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from ..errors import CorruptDatabase
 from ..protocol.sessions import File
 from ..records import dataclass
+from ..store.connection import check_row
+from ..store.sessions import require_session
 from ..unique import new_id
-from .connection import check_row
-from .sessions import require_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .connection import Connection
+    from ..store import Connection
 
 _YEAR_9999 = 253_370_764_800  # seconds: no date is behind it
 

@@ -1,0 +1,1 @@
+"""Versions of the files that sessions changed, and which files they read."""
