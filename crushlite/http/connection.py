@@ -32,6 +32,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ..clock import resolve_once
 from .limits import BodyBudget, Capacity, Deadline, Rank
 from .messages import HTTPError, Peer, Request, Response, Stream, overloaded
 from .outbox import CONTINUE, Outbox, date_line, frame_response, frame_stream, slices
@@ -80,17 +81,19 @@ class Owner:
         self.urgent_bodies = BodyBudget(limits.urgent_bodies)  # the same for urgent routes
         self.connections: set[Connection] = set()  # all that are not lost yet
         self.tasks: set[asyncio.Task[None]] = set()  # of requests, with or without a connection
-        self.requests = 0  # carried out since the start
         self._translate = translate
+        # Set while `drain` waits; resolved when something that it waits for has ended.
+        self.waiter: asyncio.Future[None] | None = None
 
     def changed(self) -> None:
         """A connection is lost, or a task has ended."""
+        if self.waiter is not None:
+            resolve_once(self.waiter)
 
     def launch(
         self, connection: Connection, request: Request, handler: Handler
     ) -> asyncio.Task[None]:
         """Carry a request out in a task, which ends with `answer`."""
-        self.requests += 1
         coroutine = self._carry_out(connection, request, handler)
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
@@ -376,7 +379,6 @@ class Connection(asyncio.Protocol):
         if route.instant is not None and not self._buffer and not self._counted:
             instant = route.instant(request)
             if instant is not None:
-                self._owner.requests += 1
                 self._respond(instant)
                 return
         task = self._owner.launch(self, request, route.handler)
