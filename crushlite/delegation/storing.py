@@ -37,10 +37,22 @@ async def store(turn: LiveTurn, summary_id: str = "") -> None:
         session_rows.require_session(conn, scope, session_id)
         save(conn)
         if summary_id:
-            return session_rows.set_summary(conn, scope, session_id, summary_id, tokens, now)
+            return set_summary(conn, scope, session_id, summary_id, tokens, now)
         return session_rows.get_session(conn, scope, session_id)
 
     write = workspace.store.write_durably if summary_id else workspace.store.write
     session = await write(work)
     workspace.transcript.saved(turn.messages)
     workspace.hub.publish("updated", session)
+
+
+def set_summary(
+    conn: Connection, scope: str, sid: str, message_id: str, completion_tokens: int, now: float
+) -> Session:
+    """Set the summary that stands for all messages before it, and how full the context is now."""
+    values = session_rows.check_usage(0, completion_tokens, 0.0) | {"message_id": message_id}
+    assignments = (
+        "summary_message_id = :message_id, "
+        "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens"
+    )
+    return session_rows.update_session(conn, scope, sid, now, assignments, values)

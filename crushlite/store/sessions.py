@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from .connection import Connection
 
+Counts = tuple[int, int, float]  # usage: prompt tokens, completion tokens, cost
+
 _COLUMNS = (
     "id, coalesce(parent_session_id, ''), title, message_count, prompt_tokens, completion_tokens, "
     "summary_message_id, cost, todos, created_at, updated_at"
@@ -54,7 +56,6 @@ _TEXT = f"""CASE WHEN {_PLAIN} THEN CAST(json_object(
 NOTES_CHARS = 1 << 20
 MOST_COST = 1e300  # past the largest number there is infinity, which no JSON can hold
 _ADD_COST = f"cost = min(cost + :cost, {MOST_COST})"
-_SET_TOKENS = "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens"
 _SET_KNOWN_TOKENS = (
     "prompt_tokens = coalesce(nullif(:prompt_tokens, 0), prompt_tokens), "
     "completion_tokens = coalesce(nullif(:completion_tokens, 0), completion_tokens)"
@@ -139,59 +140,35 @@ def session_texts(
 def rename_session(conn: Connection, scope: str, sid: str, title: str, now: float) -> Session:
     """Set a title that a user has chosen. No generated title replaces it."""
     values = {"title": title}
-    return _update(conn, scope, sid, now, "title = :title, title_by_user = 1", values)
+    return update_session(conn, scope, sid, now, "title = :title, title_by_user = 1", values)
 
 
-def set_title(  # noqa: PLR0913 - the counters are three and belong to the title's one statement
-    conn: Connection,
-    scope: str,
-    sid: str,
-    title: str,
-    now: float,
-    prompt_tokens: int,
-    completion_tokens: int,
-    cost: float,
+def set_title(
+    conn: Connection, scope: str, sid: str, title: str, now: float, counts: Counts = (0, 0, 0.0)
 ) -> Session | None:
     """Set a generated title, unless a user has chosen one, and add what it cost. Returns None if
     the session is gone. The usage is added in SQL, as a running turn saves its own meanwhile."""
-    values = check_usage(prompt_tokens, completion_tokens, cost) | {"title": title}
+    values = check_usage(*counts) | {"title": title}
     assignments = (
         "title = CASE WHEN title_by_user OR :title = '' THEN title ELSE :title END, "
         f"prompt_tokens = min(prompt_tokens + :prompt_tokens, {_MAX}), "
         f"completion_tokens = min(completion_tokens + :completion_tokens, {_MAX}), {_ADD_COST}"
     )
     try:
-        return _update(conn, scope, sid, now, assignments, values)
+        return update_session(conn, scope, sid, now, assignments, values)
     except SessionNotFound:
         return None
 
 
-def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
-    conn: Connection,
-    scope: str,
-    sid: str,
-    prompt_tokens: int,
-    completion_tokens: int,
-    cost_delta: float,
-    now: float,
-) -> Session:
+def save_usage(conn: Connection, scope: str, sid: str, counts: Counts, now: float) -> Session:
     """Save the usage of a step: the token counts replace those of the step before, as they show
     how full the context is, unless they are zero, which means unknown; the cost is added."""
-    values = check_usage(prompt_tokens, completion_tokens, cost_delta)
-    return _update(conn, scope, sid, now, f"{_SET_KNOWN_TOKENS}, {_ADD_COST}", values)
+    assignments = f"{_SET_KNOWN_TOKENS}, {_ADD_COST}"
+    return update_session(conn, scope, sid, now, assignments, check_usage(*counts))
 
 
 def set_todos(conn: Connection, scope: str, sid: str, todos: list[Todo], now: float) -> Session:
-    return _update(conn, scope, sid, now, "todos = :todos", {"todos": _todos(todos)})
-
-
-def set_summary(
-    conn: Connection, scope: str, sid: str, message_id: str, completion_tokens: int, now: float
-) -> Session:
-    """Set the summary that stands for all messages before it, and how full the context is now."""
-    values = check_usage(0, completion_tokens, 0.0) | {"message_id": message_id}
-    assignments = f"summary_message_id = :message_id, {_SET_TOKENS}"
-    return _update(conn, scope, sid, now, assignments, values)
+    return update_session(conn, scope, sid, now, "todos = :todos", {"todos": _todos(todos)})
 
 
 def child_ids(conn: Connection, scope: str, sid: str) -> list[str]:
@@ -236,9 +213,10 @@ def set_notes(conn: Connection, scope: str, sid: str, content: str, owner: str =
     )
 
 
-def _update(
+def update_session(
     conn: Connection, scope: str, sid: str, now: float, assignments: str, values: dict[str, Any]
 ) -> Session:
+    """Carry out SQL assignments, with their `values`, on a session. Raises SessionNotFound."""
     conn.execute(
         f"UPDATE sessions SET {assignments}, {_TOUCH} WHERE scope = :scope AND id = :id",
         {"scope": scope, "id": sid, "now": int(now), **values},
@@ -270,8 +248,8 @@ def _todos(todos: list[Todo]) -> str:
 def check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> dict[str, Any]:
     """Return these as values of a statement. Raises BadRequest for what must not be stored: SQLite
     would store a fraction as a count, and clients that read an integer would refuse the session."""
-    counts = (prompt_tokens, completion_tokens)
-    whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in counts)
+    tokens = (prompt_tokens, completion_tokens)
+    whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in tokens)
     if not whole or not isinstance(cost, float | int) or not 0 <= cost < math.inf:
         raise BadRequest("token counts must be whole and 64-bit, a cost finite, none negative")
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "cost": cost}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.acp_agents import choices
+from crushlite.delegation import storing
 from crushlite.errors import NotFound
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session, Todo
@@ -177,6 +178,7 @@ MODULES: dict[str, ModuleType] = {
     "queries": queries,
     "choices": choices,
     "titles": titles,
+    "storing": storing,
     "recovery": recovery,
 }
 CALLS: list[tuple[Any, ...]] = [
@@ -186,10 +188,11 @@ CALLS: list[tuple[Any, ...]] = [
     ("sessions.get_session", "", "s1"),
     ("sessions.session_texts", ""),
     ("sessions.rename_session", "", "s1", "title", 1.0),
-    ("sessions.set_title", "", "s1", "title", 1.0, 1, 1, 0.5),
-    ("sessions.save_usage", "", "s1", 1, 1, 0.5, 1.0),
+    ("sessions.set_title", "", "s1", "title", 1.0, (1, 1, 0.5)),
+    ("sessions.save_usage", "", "s1", (1, 1, 0.5), 1.0),
     ("sessions.set_todos", "", "s1", [Todo("x")], 1.0),
-    ("sessions.set_summary", "", "s1", "s1-1", 1, 1.0),
+    ("storing.set_summary", "", "s1", "s1-1", 1, 1.0),
+    ("sessions.update_session", "", "s1", 1.0, "title = :title", {"title": "x"}),
     ("sessions.child_ids", "", "s1"),
     ("sessions.delete_session", "", "doomed"),
     ("messages.insert_message", "", message("m", "s1")),
