@@ -475,33 +475,29 @@ class HTTPClient:
         self.idle.append(connection)
 
 
+@dataclass(slots=True)
 class _Exchange:
     """What `HTTPClient.stream` returns: sends the request and waits for the head of the answer; at
     the end gives the connection back, or closes it if the block has raised."""
 
-    def __init__(
-        self,
-        client: HTTPClient,
-        request: tuple[str, str, bytes, Pairs],
-        timeout: float | None,
-        idle_timeout: float | None,
-    ) -> None:
-        self._client = client
-        self._request = request
-        self._timeout = timeout
-        self._idle_timeout = idle_timeout
+    client: HTTPClient
+    request: tuple[str, str, bytes, Pairs]
+    timeout: float | None
+    idle_timeout: float | None
+    connection: _PooledConnection | None = None
 
     async def __aenter__(self) -> StreamResponse:
-        async with _answer_within(self._client.clock, self._timeout):
-            self._connection, response = await self._client.open(*self._request)
-        response.idle_timeout = self._idle_timeout
+        async with _answer_within(self.client.clock, self.timeout):
+            self.connection, response = await self.client.open(*self.request)
+        response.idle_timeout = self.idle_timeout
         return response
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self.connection is not None
         if kind is None:
-            self._client.release(self._connection)
+            self.client.release(self.connection)
         else:
-            self._connection.abort()
+            self.connection.abort()
 
 
 def _framed(parser: h11.Connection, method: str, target: str, body: bytes, headers: Pairs) -> bytes:

@@ -15,10 +15,11 @@ from crushlite.delegation import storing
 from crushlite.errors import NotFound
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session, Todo
-from crushlite.store import RunRow, files, messages, recovery, runs, sessions
+from crushlite.store import files, messages, recovery, runs, sessions
 from crushlite.store.connection import configure, transaction
 from crushlite.store.files import FileState
 from crushlite.store.migrations import migrate
+from crushlite.store.runs import RunRow
 from crushlite.titles import part as titles
 from crushlite.undo import queries
 from crushlite.undo.states import MISSING

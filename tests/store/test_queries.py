@@ -22,8 +22,7 @@ from crushlite.errors import (
 from crushlite.protocol.codec import encode
 from crushlite.protocol.messages import PARTS, FinishPart, Message, TextPart
 from crushlite.protocol.sessions import File, Session, Todo
-from crushlite.store import RunRow, connect
-from crushlite.store.connection import configure
+from crushlite.store.connection import configure, connect
 from crushlite.store.files import (
     Change,
     FileState,
@@ -42,6 +41,7 @@ from crushlite.store.messages import (
 )
 from crushlite.store.migrations import migrate
 from crushlite.store.runs import (
+    RunRow,
     end_run,
     ended_among,
     get_run,
