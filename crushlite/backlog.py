@@ -20,9 +20,9 @@ def frame_of(action: str, payload: object) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """One published event. Consumers in this process read `payload`, so the publisher must not
-    change it any more; an event that is replayed has none. `seq` is 0 for an open request that is
-    shown again, and for a growing message at the start of a linear stream."""
+    """One published event. Its `payload` is read later, too: the publisher must not change it any
+    more. An event that is replayed has none. `seq` is 0 for an open request that is shown again,
+    and for a growing message at the start of a linear stream."""
 
     seq: int
     action: str
@@ -66,17 +66,13 @@ class Event:
 class Backlog:
     """Events in the order of their numbers, with at most one growth per message."""
 
-    __slots__ = ("bytes", "ended", "entries", "limit")
+    __slots__ = ("bytes", "entries", "limit")
 
     def __init__(self, limit: int) -> None:
         # The key of growth is its message, the key of a fact is the event itself.
         self.entries: OrderedDict[str | Event, Event] = OrderedDict()
         self.bytes = 0
         self.limit = limit
-        self.ended = False
-
-    def __len__(self) -> int:
-        return len(self.entries) + self.ended
 
     def _weight(self, event: Event) -> int:
         return event.size if event.size <= self.limit else 0

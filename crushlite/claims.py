@@ -23,14 +23,9 @@ workspace or pending create is idle and leaves after the idle grace.
 
 The events of a claim
 ---------------------
-    create       the commit of a create request; `admit` came before it, `failed` ends it otherwise
-    attach       an event stream was opened
-    detach_last  the only open stream of the client was closed, by whichever side
-    release      the client gave the workspace back (DELETE workspace)
-    expire       the claim's own timer ran out
-    retire       the client said it will never come back (DELETE client)
-
-`TRANSITIONS` says what each does to one claim. What the table does not say:
+`TRANSITIONS` says what each does to one claim. They are named after the calls that bring them; but
+`detach_last` is the detach of a client's only open stream, `expire` the end of the claim's timer.
+What the table does not say:
 
 * A detach while other streams of the client are open changes a count, not the state. A detach or a
   release without such a stream or claim does nothing.
@@ -65,15 +60,7 @@ from dataclasses import field, fields
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from .errors import (
-    ClientRetired,
-    IllegalCall,
-    NotAttached,
-    ServerInUse,
-    ShuttingDown,
-    UsageError,
-    WorkspaceNotFound,
-)
+from . import errors
 from .records import dataclass
 
 MOST_RETIRED = 10_000  # clients that are remembered: more than ever overtake a request
@@ -128,7 +115,7 @@ class Graces:
             seconds = getattr(self, knob.name)
             # Not `seconds < 0`, which a NaN would pass.
             if seconds is not None and not seconds >= 0:
-                raise UsageError(f"{knob.name} grace: expected seconds >= 0, got {seconds}")
+                raise errors.UsageError(f"{knob.name} grace: expected seconds >= 0, got {seconds}")
 
 
 TimerKind: TypeAlias = Literal["claim", "linger", "idle"]
@@ -306,7 +293,7 @@ class Claims:
         """The client shows this session now, or none ("")."""
         claim = self._live(workspace).claims.get(client)
         if claim is None or not claim.streams:
-            raise NotAttached("client not attached: open an event stream first")
+            raise errors.NotAttached("client not attached: open an event stream first")
         claim.session = session or None
         if claim.guessed:  # only a client with a person says what it shows
             claim.interactive = True
@@ -351,7 +338,7 @@ class Claims:
         if self.is_latched:
             return []
         if self._workspaces or self.pending:
-            raise ServerInUse("server is hosting live workspaces: it leaves when they do")
+            raise errors.ServerInUse("server is hosting live workspaces: it leaves when they do")
         return [*self.latch(), Shutdown()]
 
     def latch(self) -> list[Effect]:
@@ -414,17 +401,17 @@ class Claims:
 
     def _refuse(self, client: str) -> None:
         if self.is_latched:
-            raise ShuttingDown("server is shutting down: start another one")
+            raise errors.ShuttingDown("server is shutting down: start another one")
         if client in self._retired:
-            raise ClientRetired("client has been retired: use a new client id")
+            raise errors.ClientRetired("client has been retired: use a new client id")
 
     def _check_admitted(self) -> None:
         if not self.pending:
-            raise IllegalCall("a create ended that was never admitted")
+            raise errors.IllegalCall("a create ended that was never admitted")
 
     def _live(self, workspace: str) -> _Workspace:
         if workspace not in self._workspaces:
-            raise WorkspaceNotFound("workspace not found: create it again")
+            raise errors.WorkspaceNotFound("workspace not found: create it again")
         return self._workspaces[workspace]
 
     def _claims(self, workspace: str) -> dict[str, _Claim]:

@@ -24,6 +24,7 @@ import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from . import listen
 from .agent.factory import agent_factory
 from .api.auth import Guard, WrongKeys
 from .api.front import build_router, translate
@@ -34,17 +35,6 @@ from .hosting.backend import Backend
 from .hosting.tasks import OwnedTasks
 from .http.limits import Limits
 from .http.server import HTTPServer
-from .listen import (
-    Address,
-    Listener,
-    TokenFile,
-    default_path,
-    default_socket,
-    directory_lock,
-    listen,
-    parse_address,
-    private_directory,
-)
 from .settings import Settings
 from .threads import DaemonThreads
 from .unique import new_id
@@ -98,12 +88,12 @@ class Daemon:
             raise UsageError(f"auth {auth!r}: use token or none")
         self.settings = settings or Settings()
         self.clock = clock or SystemClock()
-        self.addresses: list[Address] = []  # where it listens, once started
-        self.tokens: dict[int, TokenFile] = {}  # by port
-        self._hosts = [parse_address(url) for url in hosts]
+        self.addresses: list[listen.Address] = []  # where it listens, once started
+        self.tokens: dict[int, listen.TokenFile] = {}  # by port
+        self._hosts = [listen.parse_address(url) for url in hosts]
         self._auth = auth
         self._shared_store: Store | None = None
-        self._listeners: list[Listener] = []
+        self._listeners: list[listen.Listener] = []
         self._starting = asyncio.Lock()  # held by the start, and by the end of the stop
         self._opening = asyncio.Lock()  # one new port at a time
         self._stopping: asyncio.Task[None] | None = None
@@ -225,7 +215,7 @@ class Daemon:
                     self._shared_store = await self._stores.open(Path(self.settings.data_dir))
                 if self._stopping is not None:
                     raise ShuttingDown("this daemon was stopped while it started")
-                for address in self._hosts or [Address(path=default_path())]:
+                for address in self._hosts or [listen.Address(path=listen.default_path())]:
                     self._bound(self._listen(address))
                 for listener in self._listeners:
                     await self.server.listen(listener.sock)
@@ -280,7 +270,7 @@ class Daemon:
             if len(self.addresses) >= PORTS:
                 raise UsageError(f"{PORTS} addresses are served already: use one of their ports")
             # In a thread: a daemon that starts beside us may hold the directory for a moment.
-            wanted = Address(host="127.0.0.1", port=port)
+            wanted = listen.Address(host="127.0.0.1", port=port)
             listener = await asyncio.to_thread(self._listen, wanted)
             if self._stopping is not None:
                 listener.release()
@@ -305,28 +295,28 @@ class Daemon:
             raise UsageError(f"{HOSTS} other hosts are allowed already: use one of them")
         self._guard.allowed_hosts = allowed
 
-    def _listen(self, address: Address) -> Listener:
-        default = default_path()
+    def _listen(self, address: listen.Address) -> listen.Listener:
+        default = listen.default_path()
         folder = os.path.dirname(default)
         if address.path == default or (address.host and self._auth == "token"):
-            private_directory(folder)
+            listen.private_directory(folder)
         if address.path or self._auth == "none":
-            return listen(address)
-        with directory_lock(folder):
-            return listen(address, self._write_token)
+            return listen.listen(address)
+        with listen.directory_lock(folder):
+            return listen.listen(address, self._write_token)
 
-    def _bound(self, listener: Listener) -> None:
+    def _bound(self, listener: listen.Listener) -> None:
         self._listeners.append(listener)
         self.addresses.append(listener.address)
         if listener.address.port:
-            token = self.tokens.get(listener.address.port)
-            self._guard.add_port(listener.address.port, None if token is None else token.token)
+            port = listener.address.port
+            self._guard.add_port(port, self.token_of(port) or None)
 
     def _write_token(self, port: int) -> None:
         """Called before the port accepts connections, so that a client that sees the port finds the
         token. Both loopback addresses may have the same port: one token then serves both."""
         if port not in self.tokens:
-            self.tokens[port] = TokenFile(default_socket().parent, port)
+            self.tokens[port] = listen.TokenFile(listen.default_socket().parent, port)
 
     async def _release(self) -> None:
         if self._loading is not None:

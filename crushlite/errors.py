@@ -211,8 +211,5 @@ class IllegalCall(CrushliteError):
 
 def every_error() -> list[type[CrushliteError]]:
     """The classes of this module, the base first."""
-    return [
-        value
-        for value in globals().values()
-        if isinstance(value, type) and issubclass(value, CrushliteError)
-    ]
+    classes = [value for value in globals().values() if isinstance(value, type)]
+    return [cls for cls in classes if issubclass(cls, CrushliteError)]

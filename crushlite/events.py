@@ -10,11 +10,11 @@ resume, because the hub keeps the latest events in a ring.
 How an event travels. `publish` encodes it once and gives it the next number. Subscribers are in
 one of four groups. *base* (without ids, as in the base protocol), *tagged* (with ids) and *linear*
 (with ids, and growth as deltas) get different bytes; their sinks take them and nothing is queued.
-*waiting* are all others: a paused sink, a sink not yet opened, a consumer in this process. Waiting
-ones get the event into their queue at once. The other groups are written to directly: the first
-event after a loop tick without events immediately, unless `more` follows, later ones of that tick
-together at its end, joined once per group. A subscriber changes groups only when no such batch is
-open, so that it gets every event once and in order.
+*waiting* are those whose sink is paused or not yet opened: they get the event into their queue at
+once. The other groups are written to directly: the first event after a loop tick without events
+immediately, unless `more` follows, later ones of that tick together at its end, joined once per
+group. A subscriber changes groups only when no such batch is open, so that it gets every event once
+and in order.
 
 Linear streams get growth as what was appended. That continues what they have, because they begin
 with the growing messages as they are then, and get every event after that in order; where growth
@@ -44,7 +44,6 @@ from .unique import random_hex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Self
 
     from .clock import Clock, Timer
     from .http.messages import ByteSink, Pairs
@@ -79,14 +78,8 @@ class Bounds:
         return self.bytes // 2
 
 
-_DEFAULT = Bounds()
-
-
-class Subscriber(asyncio.Queue[Event | None], Stream):
-    """One reader of a hub: a consumer in this process, or a stream with a sink.
-
-    A consumer awaits `get`, which returns None from the end on, or iterates. A stream has no task:
-    its connection calls `opened`, `resumed` and `closed`. Only the hub calls `put_nowait`.
+class Subscriber(Stream):
+    """One reader of a hub: a stream, whose connection calls `opened`, `resumed` and `closed`.
 
     `closed_reason` is empty while the stream is open, then `closed` (by its owner), `hub`, `peer`,
     `slow` or `failed`. `when_closed` is called once after that, from the event loop; if it is set
@@ -110,76 +103,22 @@ class Subscriber(asyncio.Queue[Event | None], Stream):
         self.when_closed: Callable[[], object] | None = None
         self.sink: ByteSink | None = None
         self._first_id = first_id  # the id line that a stream begins with, until it is written
-        self.conflated = 0  # growth that was skipped
         # For a stream that waits: the next check of its socket. Else: the next keep-alive comment.
         self._timer: Timer | None = None
         self._seen = 0  # sink.buffered at the last check
         self._still = 0  # checks since the socket took anything
         self._excess = 0  # bytes of an oversized event that the transport may still hold
-        super().__init__()
+        kind = LinearBacklog if group is hub.linear else Backlog
+        self.backlog = kind(hub.bounds.bytes)  # what is queued for it
         # Not checked: a replay has half the bounds, and open requests must be shown.
-        self._queue.open(opening)
+        self.backlog.open(opening)
 
-    def __repr__(self) -> str:
-        state = self.closed_reason or "open"
-        return f"<Subscriber {state} entries={len(self._queue.entries)} bytes={self._queue.bytes}>"
-
-    __str__ = __repr__
-
-    # The hooks of asyncio.Queue.
-
-    def _init(self, maxsize: int) -> None:
-        kind = LinearBacklog if self._direct is self._hub.linear else Backlog
-        self._queue = kind(self._hub.bounds.bytes)
-
-    def _put(self, item: Event | None) -> None:
-        backlog = self._queue
-        if item is None:
-            backlog.ended = True
-            return
-        if self.closed_reason:  # closed by an earlier event of the same batch
-            return
-        if backlog.add(item):
-            self.conflated += 1
-            self._hub.conflated += 1
-        if len(backlog.entries) > 1 and self._is_over(item):
-            # Removed again: a consumer in this process may still read its queue up to the bound.
-            backlog.pop(last=True)
-            self._close_slow()
-
-    def _get(self) -> Event | None:
-        if self._queue.entries:
-            return self._queue.pop()
-        # Put again, it wakes the next of several waiting getters.
-        self.put_nowait(None)
-        return None
-
-    def _is_over(self, newest: Event) -> bool:
-        bounds, backlog = self._hub.bounds, self._queue
-        if len(backlog.entries) > bounds.entries or newest.size > bounds.bytes:
-            return True
-        return backlog.bytes + max(0, self.buffered - self._excess) > bounds.bytes
-
-    # For consumers in this process, and for the owner of a stream.
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        event = await self.get()
-        if event is None:
-            raise StopAsyncIteration
-        return event
+    # For the owner of the stream.
 
     def close(self) -> None:
         """End the stream after the events that were published so far."""
         self._hub.flush()
         self.end("closed")
-
-    @property
-    def backlog(self) -> Backlog:
-        """What is queued for it."""
-        return self._queue
 
     @property
     def buffered(self) -> int:
@@ -205,10 +144,27 @@ class Subscriber(asyncio.Queue[Event | None], Stream):
     def closed(self) -> None:
         """The connection has ended, by either side."""
         self._detach()
-        self._queue.clear()
+        self.backlog.clear()
         self.end("peer")
 
     # Called by the hub.
+
+    def queue(self, event: Event) -> None:
+        """Add an event to the backlog; end the stream as `slow` if that is too much."""
+        if self.closed_reason:  # closed by an earlier event of the same batch
+            return
+        if self.backlog.add(event):
+            self._hub.conflated += 1
+        if len(self.backlog.entries) > 1 and self._is_over(event):
+            # Removed again: a stream that is not opened yet will get its queue up to the bound.
+            self.backlog.pop(last=True)
+            self._close_slow()
+
+    def _is_over(self, newest: Event) -> bool:
+        bounds, backlog = self._hub.bounds, self.backlog
+        if len(backlog.entries) > bounds.entries or newest.size > bounds.bytes:
+            return True
+        return backlog.bytes + max(0, self.buffered - self._excess) > bounds.bytes
 
     def start_waiting(self, events: list[Event]) -> None:
         """Leave the group that is written to, and queue the events that the paused sink missed."""
@@ -216,7 +172,7 @@ class Subscriber(asyncio.Queue[Event | None], Stream):
         self._hub.waiting[self] = None
         self._start_watch()
         for event in events:
-            self.put_nowait(event)
+            self.queue(event)
 
     def exempt(self, size: int) -> None:
         """Do not count a write that was larger than the bound while the transport holds it."""
@@ -229,7 +185,6 @@ class Subscriber(asyncio.Queue[Event | None], Stream):
         if not self.closed_reason:
             self.closed_reason = reason
             self._hub.forget(self)
-            self.put_nowait(None)
             if self.sink is not None and reason in ("closed", "hub"):
                 self._drain(self.sink)
         self._notify()
@@ -246,7 +201,7 @@ class Subscriber(asyncio.Queue[Event | None], Stream):
 
     def _drain(self, sink: ByteSink) -> None:
         """Write what is queued while the sink takes it, then enter the group that fits."""
-        backlog, chunk = self._queue, self._hub.chunk
+        backlog, chunk = self.backlog, self._hub.chunk
         while (backlog.entries or self._first_id) and sink.writable:
             parts, size = [self._first_id], 0
             self._first_id = b""
@@ -272,7 +227,7 @@ class Subscriber(asyncio.Queue[Event | None], Stream):
             self.fail(error)
 
     def _regroup(self, sink: ByteSink) -> None:
-        if self._queue.entries or self._first_id:
+        if self.backlog.entries or self._first_id:
             self._start_watch()
         elif self.closed_reason:
             self._detach()
@@ -317,11 +272,11 @@ class Subscriber(asyncio.Queue[Event | None], Stream):
         self._abort("slow")
 
     def _abort(self, reason: str) -> None:
-        """End at once: a sink is aborted, a consumer may still read what is queued."""
+        """End at once, without what is queued if there is a sink."""
         self.end(reason)
         sink = self._detach()
         if sink is not None:
-            self._queue.clear()
+            self.backlog.clear()
             sink.abort()
 
     def _detach(self) -> ByteSink | None:
@@ -339,12 +294,10 @@ class Subscriber(asyncio.Queue[Event | None], Stream):
 class Hub:
     """All events of one workspace, in one order."""
 
-    def __init__(
-        self, *, clock: Clock, bounds: Bounds = _DEFAULT, epoch: str | None = None
-    ) -> None:
+    def __init__(self, *, clock: Clock, bounds: Bounds) -> None:
         self.clock = clock
         self.bounds = bounds
-        self.epoch = random_hex(8) if epoch is None else epoch
+        self.epoch = random_hex(8)
         self.current = 0  # the newest number
         self.published_at = clock.time()  # when it was published
         self.floor = 0  # the newest number that the ring dropped: older ids cannot be resumed
@@ -354,6 +307,8 @@ class Hub:
         self.tagged: dict[Subscriber, None] = {}
         self.linear: dict[Subscriber, None] = {}
         self.waiting: dict[Subscriber, None] = {}
+        # Called with each event, soon after it was published: for parts of wings.
+        self.observers: list[Callable[[Event], object]] = []
         # The batch of this loop tick. `_batching` from an event until a tick without one.
         self.chunk = max(1, min(_CHUNK, bounds.bytes // 4))
         self._batch: list[Event] = []
@@ -386,8 +341,10 @@ class Hub:
         self.published_at = self.clock.time()
         self._follow(event)
         self._remember(event)
+        for observer in self.observers:
+            asyncio.get_running_loop().call_soon(observer, event)
         for subscriber in tuple(self.waiting):
-            subscriber.put_nowait(event)
+            subscriber.queue(event)
         if self.base or self.tagged or self.linear:
             self._batch.append(event)
             self._batch_bytes += event.size
@@ -559,5 +516,4 @@ class Hub:
             subscriber.end("hub")
 
     def subscribers(self) -> list[Subscriber]:
-        """The open streams and the consumers in this process."""
         return [*self.base, *self.tagged, *self.linear, *self.waiting]

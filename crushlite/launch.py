@@ -25,18 +25,11 @@ import threading
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from . import errors
+from . import errors, listen
 from .client import Client, ConnectionFailed
 from .clock import SystemClock
 from .errors import CrushliteError, ShuttingDown, UsageError
 from .itself import here, own_environment, python_command, python_path, require_text
-from .listen import (
-    default_address,
-    default_socket,
-    file_identity,
-    parse_address,
-    private_directory,
-)
 from .records import dataclass
 from .version import WIRE_VERSION
 
@@ -139,13 +132,13 @@ async def ensure_daemon(wanted: Wanted) -> str:
     """Find a living daemon or start one; returns its URL. Raises CrushliteError if it does not get
     ready, UsageError if it serves another agent than the wanted one. A TCP address is returned as
     it is: none is started on a port, because who may use that is for a person to decide."""
-    address = wanted.url or default_address()
+    address = wanted.url or listen.default_address()
     if not address.startswith("unix://"):
         if wanted.agent:
             async with Client(address, token=wanted.token) as client:
                 _require_agent(await client.version(), address, wanted)
         return address
-    parse_address(address)
+    listen.parse_address(address)
     state, info = await _asked(address, Client.version)  # which shows that it is alive, too
     if state != "alive" or (info is not None and await _asked_to_leave(address, info, wanted)):
         await _start(address, "absent" if state == "alive" else state, wanted)
@@ -170,7 +163,7 @@ async def _asked(
 async def _asked_to_leave(address: str, info: VersionInfo, wanted: Wanted) -> bool:
     """Ask a daemon of another version, or with another agent than the one that is wanted, to leave;
     returns whether it did. Raises UsageError if it stays, and serves another agent."""
-    before = file_identity(address.removeprefix("unix://"))
+    before = listen.file_identity(address.removeprefix("unix://"))
     other = bool(info.agent and wanted.agent and info.agent != wanted.agent)
     # A server that is no crushlite was put there on purpose, and is not ours to replace.
     if not info.version.startswith("crushlite-") or (info.version == WIRE_VERSION and not other):
@@ -243,18 +236,18 @@ def _own_file(name: str, address: str, suffix: str) -> Path:
     """A file about an address, in the directory of the default socket. Also for a socket elsewhere:
     a directory that others can write to is no place for it."""
     mark = ""
-    if address != default_address():
+    if address != listen.default_address():
         import hashlib  # only here: it takes 3 ms, and the default address is the usual one
 
         mark = "-" + hashlib.sha256(os.fsencode(address)).hexdigest()[:12]
-    return default_socket().parent / f"{name}{mark}{suffix}"
+    return listen.default_socket().parent / f"{name}{mark}{suffix}"
 
 
 class _Starter:
     """The lock, the process and the log of one start."""
 
     def __init__(self, address: str, wanted: Wanted) -> None:
-        private_directory(default_socket().parent)
+        listen.private_directory(listen.default_socket().parent)
         self._address = address
         self._command = list(wanted.command) or _serve_command(address, wanted.agent)
         self._lock_path = _own_file("start", address, ".lock")
@@ -359,7 +352,7 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
     patience = clock.time() + HANDOVER_SECONDS
     while True:
         address = await ensure_daemon(wanted)
-        before = file_identity(address.removeprefix("unix://"))
+        before = listen.file_identity(address.removeprefix("unix://"))
         try:
             workspace = await _create(address, wanted)
         except (ShuttingDown, ConnectionFailed) as error:
@@ -401,7 +394,7 @@ def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
 async def _until_gone(address: str, socket: tuple[int, int, int] | None, clock: Clock) -> None:
     """Wait until the socket of a leaving daemon is gone or replaced, at most `ready_seconds`."""
     deadline = clock.time() + ready_seconds()
-    while socket is not None and file_identity(address.removeprefix("unix://")) == socket:
+    while socket is not None and listen.file_identity(address.removeprefix("unix://")) == socket:
         if clock.time() > deadline:
             break  # the caller asks it again, and reports what it answers
         await clock.sleep(ATTEMPT_SECONDS)

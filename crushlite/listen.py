@@ -128,18 +128,14 @@ class Listener:
     def __init__(self, sock: socket.socket, address: Address) -> None:
         self.sock = sock
         self.address = address
-        info = os.lstat(address.path) if address.path else None
-        self._inode = (info.st_dev, info.st_ino) if info is not None else None
+        self._made = os.lstat(address.path) if address.path else None
 
     def unlink(self) -> None:
         """Remove the file, unless it is another daemon's by now. To be called while the socket is
         open: that keeps its inode number from being given to the socket of a successor."""
-        inode, self._inode = self._inode, None
-        if inode is None:
-            return
+        made, self._made = self._made, None
         with contextlib.suppress(FileNotFoundError):
-            info = os.lstat(self.address.path)
-            if (info.st_dev, info.st_ino) == inode:
+            if made is not None and os.path.samestat(os.lstat(self.address.path), made):
                 os.unlink(self.address.path)
 
     def release(self) -> None:

@@ -17,7 +17,7 @@ wing; a wing imports the core and plugs in here. It is handed over as a plain ob
 `wings.py` lists the wings that come with crushlite. To take one off, delete its folder, its tests
 and its line there.
 
-A part that wants to see the events of its workspace subscribes to the hub.
+A part that wants to see the events of its workspace is an observer of the hub.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OpenWorkspace(Protocol):
     path: Path  # resolved
     env: Mapping[str, str]  # of the client that opened it; commands see less of it
     store: ScopedStore
-    hub: Hub  # publish events here, or subscribe to them
+    hub: Hub  # publish events here, or add an observer of them
     parts: list[WorkspacePart]  # of all wings
     clock: Clock
     profile: Profile

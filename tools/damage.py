@@ -52,9 +52,14 @@ from crushlite.protocol.codec import encode  # noqa: E402
 from crushlite.protocol.messages import FinishPart, Message, TextPart  # noqa: E402
 from crushlite.protocol.runs import RunInfo  # noqa: E402
 from crushlite.protocol.sessions import Session  # noqa: E402
-from crushlite.store import Connection, RunRow, Store, Stores  # noqa: E402
+from crushlite.store import Connection, Store, Stores  # noqa: E402
 from crushlite.store.messages import insert_message, list_messages  # noqa: E402
-from crushlite.store.runs import end_run, insert_run, list_runs  # noqa: E402
+from crushlite.store.runs import (  # noqa: E402
+    RunRow,
+    end_run,
+    insert_run,
+    list_runs,
+)
 from crushlite.store.sessions import insert_session, session_texts  # noqa: E402
 from crushlite.undo.states import MISSING  # noqa: E402
 

@@ -176,14 +176,12 @@ class WorkspaceRequests:
 
     async def run(self, run_id: str, wait: float = 0.0) -> RunInfo:
         """The state of a run: now, or as soon as it has ended, after `wait` seconds at most."""
-        return await self.wire.request(
-            RunInfo, "GET", self.at("runs", run_id, wait=wait), wait=wait
-        )
+        target = self.at("runs", run_id, wait=wait)
+        return await self.wire.request(RunInfo, "GET", target, wait=wait)
 
     async def runs(self, session_id: str = "", state: str = "") -> list[RunInfo]:
-        return await self.wire.request_list(
-            RunInfo, self.at("runs", session_id=session_id, state=state)
-        )
+        target = self.at("runs", session_id=session_id, state=state)
+        return await self.wire.request_list(RunInfo, target)
 
     async def compact(self) -> Space:
         """Shrink the database. Raises SessionBusy while a run is live in a workspace with it."""

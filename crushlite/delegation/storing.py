@@ -55,4 +55,4 @@ def set_summary(
         "WHERE scope = ? AND id = ?",
         (message_id, scope, sid),
     )
-    return session_rows.save_usage(conn, scope, sid, 0, completion_tokens, 0.0, now)
+    return session_rows.save_usage(conn, scope, sid, (0, completion_tokens, 0.0), now)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ..protocol.codec import dumps, encode
-from ..protocol.messages import BinaryPart, FinishPart, TextPart
+from ..protocol.messages import FinishPart, TextPart
 from ..protocol.runs import RunInfo
 from ..runs import Outcome
 from ..store import messages as message_rows, runs as run_rows
@@ -87,10 +87,7 @@ class LiveRun:
         return self.run.carrier.run_id if self.run.carrier is not None else ""
 
     def user_message(self, now: float) -> Message:
-        files = [
-            BinaryPart(file.file_path or file.file_name, file.mime_type, file.content)
-            for file in self.request.attachments
-        ]
+        files = [file.part() for file in self.request.attachments]
         parts = [TextPart(self.request.prompt), *files, FinishPart("stop")]
         return new_message("user", self.run.session_id, parts, now)
 

@@ -173,9 +173,9 @@ class LiveTurn(TurnRequests):
         was the last or could not be written; None if all is."""
         if self._unsaved is None and not self._owed:
             return None
-        scope, values = self.workspace.store.scope, (*(self._unsaved or (0, 0)), self._owed)
+        scope, counts = self.workspace.store.scope, (*(self._unsaved or (0, 0)), self._owed)
         now = self.workspace.clock.now()
-        return lambda conn: session_rows.save_usage(conn, scope, self.session_id, *values, now)
+        return lambda conn: session_rows.save_usage(conn, scope, self.session_id, counts, now)
 
     def publish_end(self, session: Session | None) -> None:
         """Publish what `close` has held back, so that clients see the usage of a step before its
@@ -444,8 +444,8 @@ class LiveTurn(TurnRequests):
     async def _charge(self, cost: float, prompt: int = 0, completion: int = 0) -> None:
         """Save the usage of a model call; of a sub-agent's, this session gets only the cost."""
         owed, self._owed = min(self._owed + cost, session_rows.MOST_COST), 0.0
-        counts = prompt, completion, owed, self.workspace.clock.now()
-        if not await self._save("usage", session_rows.save_usage, *counts):
+        counts, now = (prompt, completion, owed), self.workspace.clock.now()
+        if not await self._save("usage", session_rows.save_usage, counts, now):
             self._owed += owed
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
@@ -456,7 +456,7 @@ class LiveTurn(TurnRequests):
     async def title(self, text: str) -> None:
         self._check()
         title, now = clean(text).replace("\0", "")[:TITLE_CHARS], self.workspace.clock.now()
-        await self._save("title", session_rows.set_title, title, now, 0, 0, 0.0)
+        await self._save("title", session_rows.set_title, title, now)
 
     async def remember(self, notes: str) -> None:
         self._check()

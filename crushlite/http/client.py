@@ -291,7 +291,9 @@ class _PooledConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._client.joined(self)
+        self._client.connections.add(self)
+        if self._client.closed:  # it was under way then
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._response is not None:
@@ -309,7 +311,9 @@ class _PooledConnection(asyncio.Protocol):
             self._response.fail(ConnectionLost(f"the connection was lost: {exc or 'closed'}"))
         self._response = self._transport = None
         self.stop_idling()
-        self._client.left(self)
+        self._client.connections.discard(self)
+        if self in self._client.idle:
+            self._client.idle.remove(self)
         resolve_once(self.gone)
 
     @property
@@ -363,9 +367,10 @@ class HTTPClient:
         self._headers: Pairs = (("Host", host_header), *headers)
         self.clock = clock
         self._idle_seconds = idle_seconds
-        self._idle: list[_PooledConnection] = []  # the most recently used last, and taken first
-        self._all: set[_PooledConnection] = set()
-        self._closed = False
+        # Kept by the connections themselves, from when they are made until they are lost.
+        self.connections: set[_PooledConnection] = set()
+        self.idle: list[_PooledConnection] = []  # the most recently used last, and taken first
+        self.closed = False
 
     async def request(
         self,
@@ -403,9 +408,9 @@ class HTTPClient:
 
     async def aclose(self) -> None:
         """Close every connection, those in use too, and wait until their sockets are closed."""
-        self._closed = True
-        gone = [connection.gone for connection in self._all]
-        for connection in tuple(self._all):
+        self.closed = True
+        gone = [connection.gone for connection in self.connections]
+        for connection in tuple(self.connections):
             connection.abort()
         if gone:
             await asyncio.wait(gone)
@@ -441,8 +446,8 @@ class HTTPClient:
             connection = await self._connect()
 
     async def _acquire(self, method: str) -> _PooledConnection:
-        while self._idle:
-            connection = self._idle.pop()
+        while self.idle:
+            connection = self.idle.pop()
             connection.stop_idling()
             # Only an idempotent request can be sent again if the server has closed this one.
             if connection.alive and (method in _IDEMPOTENT or not connection.has_news()):
@@ -452,69 +457,47 @@ class HTTPClient:
         return await self._connect()
 
     async def _connect(self) -> _PooledConnection:
-        if self._closed:
+        if self.closed:
             raise ClientError("the client is closed")
-        made: list[_PooledConnection] = []
-
-        def factory() -> _PooledConnection:
-            made.append(_PooledConnection(self))
-            return made[-1]
-
+        connection = _PooledConnection(self)
         try:
-            await self._connector.connect(factory)
+            await self._connector.connect(lambda: connection)
         except BaseException:
-            for connection in made:
-                connection.abort()
+            connection.abort()
             raise
-        return made[-1]
+        return connection
 
     def release(self, connection: _PooledConnection) -> None:
-        if not connection.finish() or self._closed or len(self._idle) >= _IDLE_CONNECTIONS:
+        if not connection.finish() or self.closed or len(self.idle) >= _IDLE_CONNECTIONS:
             connection.abort()
             return
         connection.idle_timer = self.clock.call_later(self._idle_seconds, connection.abort)
-        self._idle.append(connection)
-
-    # For connections.
-
-    def joined(self, connection: _PooledConnection) -> None:
-        self._all.add(connection)
-        if self._closed:  # it was under way when the client was closed
-            connection.abort()
-
-    def left(self, connection: _PooledConnection) -> None:
-        self._all.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        self.idle.append(connection)
 
 
+@dataclass(slots=True)
 class _Exchange:
     """What `HTTPClient.stream` returns: sends the request and waits for the head of the answer; at
     the end gives the connection back, or closes it if the block has raised."""
 
-    def __init__(
-        self,
-        client: HTTPClient,
-        request: tuple[str, str, bytes, Pairs],
-        timeout: float | None,
-        idle_timeout: float | None,
-    ) -> None:
-        self._client = client
-        self._request = request
-        self._timeout = timeout
-        self._idle_timeout = idle_timeout
+    client: HTTPClient
+    request: tuple[str, str, bytes, Pairs]
+    timeout: float | None
+    idle_timeout: float | None
+    connection: _PooledConnection | None = None
 
     async def __aenter__(self) -> StreamResponse:
-        async with _answer_within(self._client.clock, self._timeout):
-            self._connection, response = await self._client.open(*self._request)
-        response.idle_timeout = self._idle_timeout
+        async with _answer_within(self.client.clock, self.timeout):
+            self.connection, response = await self.client.open(*self.request)
+        response.idle_timeout = self.idle_timeout
         return response
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self.connection is not None
         if kind is None:
-            self._client.release(self._connection)
+            self.client.release(self.connection)
         else:
-            self._connection.abort()
+            self.connection.abort()
 
 
 def _framed(parser: h11.Connection, method: str, target: str, body: bytes, headers: Pairs) -> bytes:

@@ -32,6 +32,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ..clock import resolve_once
 from .limits import BodyBudget, Capacity, Deadline, Rank
 from .messages import HTTPError, Peer, Request, Response, Stream, overloaded
 from .outbox import CONTINUE, Outbox, date_line, frame_response, frame_stream, slices
@@ -80,17 +81,19 @@ class Owner:
         self.urgent_bodies = BodyBudget(limits.urgent_bodies)  # the same for urgent routes
         self.connections: set[Connection] = set()  # all that are not lost yet
         self.tasks: set[asyncio.Task[None]] = set()  # of requests, with or without a connection
-        self.requests = 0  # carried out since the start
         self._translate = translate
+        # Set while `drain` waits; resolved when something that it waits for has ended.
+        self.waiter: asyncio.Future[None] | None = None
 
     def changed(self) -> None:
         """A connection is lost, or a task has ended."""
+        if self.waiter is not None:
+            resolve_once(self.waiter)
 
     def launch(
         self, connection: Connection, request: Request, handler: Handler
     ) -> asyncio.Task[None]:
         """Carry a request out in a task, which ends with `answer`."""
-        self.requests += 1
         coroutine = self._carry_out(connection, request, handler)
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
@@ -163,7 +166,6 @@ class Connection(asyncio.Protocol):
         self._scanned = 0
         self._discarded = 0
         self._eof = False
-        self._reading_paused = False
 
         # The request being read or carried out.
         self._parsed: ParsedHead | None = None
@@ -208,7 +210,7 @@ class Connection(asyncio.Protocol):
         if state is State.BUSY or (self._outbox.paused and state in (State.HEAD, State.BODY)):
             # Another request comes first, or the peer does not read the answers it has.
             self._buffer += data
-            self._pause_reading()
+            self._transport.pause_reading()
         elif state is State.HEAD or state is State.BODY:
             self._buffer += data
             self._advance()
@@ -270,8 +272,8 @@ class Connection(asyncio.Protocol):
         if self.state in (State.HEAD, State.BODY) and not self._outbox.paused:
             if self._eof:
                 self._end_of_input()
-            elif self._reading_paused:
-                self._resume_reading()
+            else:
+                self._transport.resume_reading()
 
     def _read_head(self) -> bool:
         owner = self._owner
@@ -370,13 +372,12 @@ class Connection(asyncio.Protocol):
         self._capacity.rank(self, None)
         self._deadline.clear()
         if self._buffer:
-            self._pause_reading()
+            self._transport.pause_reading()
         request = Request(parsed.head, body, admission.params)
         route = admission.route
         if route.instant is not None and not self._buffer and not self._counted:
             instant = route.instant(request)
             if instant is not None:
-                self._owner.requests += 1
                 self._respond(instant)
                 return
         task = self._owner.launch(self, request, route.handler)
@@ -402,14 +403,6 @@ class Connection(asyncio.Protocol):
             self.abort()
         elif self.state is State.LINGER and self._discarded > limits.linger_bytes:
             self.close()
-
-    def _pause_reading(self) -> None:
-        self._reading_paused = True
-        self._transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        self._reading_paused = False
-        self._transport.resume_reading()
 
     # Answering.
 
@@ -445,7 +438,7 @@ class Connection(asyncio.Protocol):
             self.state = State.HEAD
             self._wait_as(Rank.IDLE)
             self._deadline.set(self._owner.limits.idle_timeout)
-        elif self._buffer or self._reading_paused:
+        elif self._buffer or not self._transport.is_reading():
             self._linger()
         else:
             self.close()
@@ -485,7 +478,7 @@ class Connection(asyncio.Protocol):
         self._most = 2 * self._owner.limits.stream_slice
         rest = len(self._buffer)
         self._buffer.clear()
-        self._resume_reading()
+        self._transport.resume_reading()
         self._guarded(lambda: stream.opened(self))
         self._discard(rest)
 
@@ -546,7 +539,7 @@ class Connection(asyncio.Protocol):
             return
         if transport.can_write_eof():
             transport.write_eof()
-        self._resume_reading()
+        self._transport.resume_reading()
         self._deadline.set(self._owner.limits.linger_timeout)
 
     def close(self) -> None:
@@ -555,7 +548,7 @@ class Connection(asyncio.Protocol):
         self.writable = False
         if not self._transport.is_closing():
             # A closing transport does so by itself, but with a rest it is not closing yet.
-            self._pause_reading()
+            self._transport.pause_reading()
             self._outbox.close()
 
     def _wait_as(self, rank: Rank) -> None:

@@ -110,9 +110,8 @@ def _parsed(raw: bytes, peer: Peer, limits: Limits) -> ParsedHead:
         raise _translated(error) from None
     if not isinstance(event, h11.Request):
         raise _bad_request("malformed request")
-    headers = Headers(
-        [(name.decode("ascii"), val.decode("latin-1")) for name, val in event.headers]
-    )
+    fields = [(name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers]
+    headers = Headers(fields)
     if event.http_version not in (b"1.1", b"1.0"):
         raise HTTPError(505, "version_not_supported", "this server speaks HTTP/1.1")
     length, is_chunked = _framing(raw, headers, event.http_version)

@@ -26,7 +26,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from ..clock import resolve_once, wait_at_most
+from ..clock import wait_at_most
 from .connection import Connection, Owner
 from .limits import Limits, Rank
 from .messages import overloaded
@@ -73,8 +73,6 @@ class HTTPServer(Owner):
         super().__init__(router, clock, limits or Limits(), translate)
         self._has_token = has_token
         self._acceptors: list[Acceptor] = []
-        # Set while `drain` waits; resolved when something that it waits for has ended.
-        self._waiter: asyncio.Future[None] | None = None
 
     async def listen(self, sock: socket.socket) -> None:
         """Serve on a bound socket, unix or TCP. The server closes it and never unlinks its path."""
@@ -109,13 +107,9 @@ class HTTPServer(Owner):
     async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
         """Wait until a condition about tasks and connections holds, or for the deadline."""
         while not condition() and (left := deadline - self.clock.time()) > 0:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await wait_at_most(self.clock, self._waiter, left)
-        self._waiter = None
-
-    def changed(self) -> None:
-        if self._waiter is not None:
-            resolve_once(self._waiter)
+            self.waiter = asyncio.get_running_loop().create_future()
+            await wait_at_most(self.clock, self.waiter, left)
+        self.waiter = None
 
     @property
     def open_connections(self) -> int:

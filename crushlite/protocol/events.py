@@ -135,9 +135,8 @@ def parse(value: JSON) -> Envelope:
     doubled = isinstance(body, dict) and body.get("type") in ACTIONS and "payload" in body
     if kind not in KINDS:
         # The whole payload, unless it is clearly a double envelope.
-        return (
-            Envelope(kind, body["type"], body["payload"]) if doubled else Envelope(kind, "", body)
-        )
+        action, payload = (body["type"], body["payload"]) if doubled else ("", body)
+        return Envelope(kind, action, payload)
     if not doubled:
         raise BadRequest(f"not an event: {kind} needs a type in {', '.join(ACTIONS)} and a payload")
     return Envelope(kind, body["type"], decode(KINDS[kind], body["payload"], "payload"))

@@ -224,6 +224,10 @@ class Attachment:
     def is_text(self) -> bool:
         return self.mime_type.startswith("text/")
 
+    def part(self) -> BinaryPart:
+        """The part of a message that holds it."""
+        return BinaryPart(self.file_path or self.file_name, self.mime_type, self.content)
+
     def decoded(self) -> bytes:
         """The content as bytes. Raises BadRequest."""
         try:

@@ -15,20 +15,8 @@ Only this package imports sqlite3, and no error of sqlite3 leaves it.
 
 from __future__ import annotations
 
-from .callqueue import Executor
-from .connection import Connection, ConnectionFactory, connect
-from .runs import RunRow
+from .connection import Connection
 from .stores import ScopedStore, Store, Stores
 from .writer import STORE_ERRORS
 
-__all__ = [
-    "STORE_ERRORS",
-    "Connection",
-    "ConnectionFactory",
-    "Executor",
-    "RunRow",
-    "ScopedStore",
-    "Store",
-    "Stores",
-    "connect",
-]
+__all__ = ["STORE_ERRORS", "Connection", "ScopedStore", "Store", "Stores"]

@@ -132,13 +132,9 @@ def _last_time(conn: Connection, scope: str, sid: str) -> int:
 
 def _binaries(attachments: str | None) -> list[wire.Part]:
     try:
-        files = [decode(wire.Attachment, item) for item in json.loads(attachments or "[]")]
+        return [decode(wire.Attachment, item).part() for item in json.loads(attachments or "[]")]
     except (BadRequest, ValueError, TypeError, RecursionError):
         return []  # rather the prompt alone than a store that cannot be opened
-    return [
-        wire.BinaryPart(file.file_path or file.file_name, file.mime_type, file.content)
-        for file in files
-    ]
 
 
 # The turn ---------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from .connection import Connection
 
+Counts = tuple[int, int, float]  # usage: prompt tokens, completion tokens, cost
+
 _COLUMNS = (
     "id, coalesce(parent_session_id, ''), title, message_count, prompt_tokens, completion_tokens, "
     "summary_message_id, cost, todos, created_at, updated_at"
@@ -137,19 +139,12 @@ def rename_session(conn: Connection, scope: str, sid: str, title: str, now: floa
     return _update(conn, scope, sid, now, "title = :title, title_by_user = 1", values)
 
 
-def set_title(  # noqa: PLR0913 - the counters are three and belong to the title's one statement
-    conn: Connection,
-    scope: str,
-    sid: str,
-    title: str,
-    now: float,
-    prompt_tokens: int,
-    completion_tokens: int,
-    cost: float,
+def set_title(
+    conn: Connection, scope: str, sid: str, title: str, now: float, counts: Counts = (0, 0, 0.0)
 ) -> Session | None:
     """Set a generated title, unless a user has chosen one, and add what it cost. Returns None if
     the session is gone. The usage is added in SQL, as a running turn saves its own meanwhile."""
-    values = check_usage(prompt_tokens, completion_tokens, cost) | {"title": title}
+    values = check_usage(*counts) | {"title": title}
     assignments = (
         "title = CASE WHEN title_by_user OR :title = '' THEN title ELSE :title END, "
         f"prompt_tokens = min(prompt_tokens + :prompt_tokens, {_MAX}), "
@@ -161,22 +156,14 @@ def set_title(  # noqa: PLR0913 - the counters are three and belong to the title
         return None
 
 
-def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
-    conn: Connection,
-    scope: str,
-    sid: str,
-    prompt_tokens: int,
-    completion_tokens: int,
-    cost_delta: float,
-    now: float,
-) -> Session:
+def save_usage(conn: Connection, scope: str, sid: str, counts: Counts, now: float) -> Session:
     """Save the usage of a step: the token counts replace those of the step before, as they show
     how full the context is, unless they are zero, which means unknown; the cost is added."""
-    values = check_usage(prompt_tokens, completion_tokens, cost_delta)
     assignments = (
         "prompt_tokens = coalesce(nullif(:prompt_tokens, 0), prompt_tokens), "
         "completion_tokens = coalesce(nullif(:completion_tokens, 0), completion_tokens)"
     )
+    values = check_usage(*counts)
     return _update(conn, scope, sid, now, f"{assignments}, {_ADD_COST}", values)
 
 
@@ -229,6 +216,7 @@ def set_notes(conn: Connection, scope: str, sid: str, content: str, owner: str =
 def _update(
     conn: Connection, scope: str, sid: str, now: float, assignments: str, values: dict[str, Any]
 ) -> Session:
+    """Carry out SQL assignments, with their `values`, on a session. Raises SessionNotFound."""
     conn.execute(
         f"UPDATE sessions SET {assignments}, {_TOUCH} WHERE scope = :scope AND id = :id",
         {"scope": scope, "id": sid, "now": int(now), **values},
@@ -260,8 +248,8 @@ def _todos(todos: list[Todo]) -> str:
 def check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> dict[str, Any]:
     """Return these as values of a statement. Raises BadRequest for what must not be stored: SQLite
     would store a fraction as a count, and clients that read an integer would refuse the session."""
-    counts = (prompt_tokens, completion_tokens)
-    whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in counts)
+    tokens = (prompt_tokens, completion_tokens)
+    whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in tokens)
     if not whole or not isinstance(cost, float | int) or not 0 <= cost < math.inf:
         raise BadRequest("token counts must be whole and 64-bit, a cost finite, none negative")
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "cost": cost}

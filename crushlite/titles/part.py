@@ -89,7 +89,7 @@ class TitlesPart(WorkspacePart):
         workspace, now = self._workspace, self._workspace.clock.now()
         try:
             session = await workspace.store.write(
-                session_rows.set_title, session_id, title, now, *counts
+                session_rows.set_title, session_id, title, now, counts
             )
         except CrushliteError as error:
             log.warning("the title of session %s could not be stored: %s", session_id, error)

@@ -14,6 +14,7 @@ from unittest import mock
 from crushlite.api import auth
 from crushlite.api.auth import WRONG_KEYS, WRONG_KEYS_AGAIN, WrongKeys
 from crushlite.daemon import Daemon
+from crushlite.http.connection import Connection
 from crushlite.http.messages import HTTPError, Peer
 from crushlite.testing import LocalDaemon
 from crushlite.testing.fake_clock import FakeClock
@@ -154,6 +155,10 @@ class AuthTestCase(unittest.IsolatedAsyncioTestCase):
         patch = mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder.name})
         patch.start()
         self.addCleanup(patch.stop)
+        complete = Connection._complete
+        counted = mock.patch.object(Connection, "_complete", autospec=True, side_effect=complete)
+        self.completed = counted.start()
+        self.addCleanup(counted.stop)
 
     async def serve(self, auth: str = "token") -> LocalDaemon:
         daemon = LocalDaemon(tcp=True, auth=auth)
@@ -165,7 +170,7 @@ class AuthTestCase(unittest.IsolatedAsyncioTestCase):
 
     @property
     def executed(self) -> int:
-        return self.daemon.daemon.server.requests
+        return int(self.completed.call_count)
 
     async def exchange(self, data: bytes, *, port: int = 0, unix: str = "") -> bytes:
         """Send bytes on a new connection, and read until its end."""

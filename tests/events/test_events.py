@@ -109,8 +109,8 @@ def labels(text: str) -> list[str]:
     return [label(data) for _, data in blocks(text)]
 
 
-def name(event: Event | None) -> str:
-    return "end" if event is None else label(json.loads(event.frame.removeprefix(b"data: ")))
+def name(event: Event) -> str:
+    return label(json.loads(event.frame.removeprefix(b"data: ")))
 
 
 def fact(number: object, padding: int = 0) -> RunComplete:
@@ -144,7 +144,8 @@ class Case(unittest.IsolatedAsyncioTestCase):
         self.hub = self.new_hub()
 
     def new_hub(self, **bounds: Any) -> Hub:
-        self.hub = Hub(clock=self.clock, bounds=Bounds(**bounds), epoch="e")
+        self.hub = Hub(clock=self.clock, bounds=Bounds(**bounds))
+        self.hub.epoch = "e"
         return self.hub
 
     def stream(
@@ -172,7 +173,7 @@ class Case(unittest.IsolatedAsyncioTestCase):
 
 def queued(subscriber: Subscriber) -> list[str]:
     """The names of the queued events, taken out of the queue."""
-    return [name(subscriber.get_nowait()) for _ in range(len(subscriber.backlog.entries))]
+    return [name(subscriber.backlog.pop()) for _ in range(len(subscriber.backlog.entries))]
 
 
 class PublishTest(Case):
@@ -182,7 +183,7 @@ class PublishTest(Case):
         self.assertEqual((self.hub.current, self.hub.floor, self.hub.epoch), (3, 0, "e"))
 
     async def test_the_epoch_is_random_per_hub_and_hexadecimal(self) -> None:
-        one, two = Hub(clock=self.clock), Hub(clock=self.clock)
+        one, two = (Hub(clock=self.clock, bounds=Bounds()) for _ in range(2))
         self.assertNotEqual(one.epoch, two.epoch)
         self.assertGreaterEqual(len(one.epoch), 16)
         int(one.epoch, 16)
@@ -301,8 +302,7 @@ class PublishTest(Case):
             (self.hub.current, len(self.hub.subscribers()), len(self.hub.waiting)), (2, 2, 1)
         )
         self.assertEqual((self.hub.conflated, self.hub.closed_slow, self.hub.failed), (1, 0, 0))
-        event = waiting.get_nowait()
-        assert event is not None
+        event = waiting.backlog.pop()
         self.assertEqual((len(self.hub.ring.entries), self.hub.ring.bytes), (1, event.size))
 
 
@@ -313,7 +313,7 @@ class ConflationTest(Case):
         self.fact(1)
         self.grow("ab")
         self.assertEqual(queued(subscriber), ["1", "m=ab"])
-        self.assertEqual(subscriber.conflated, 1)
+        self.assertEqual(self.hub.conflated, 1)
 
     async def test_a_structural_update_removes_queued_growth_of_that_message(self) -> None:
         subscriber = self.hub.subscribe()
@@ -361,45 +361,50 @@ class ConflationTest(Case):
         subscriber = self.hub.subscribe()
         self.grow("a" * 100)
         self.grow("b" * 7)
-        event = subscriber.get_nowait()
-        assert event is not None
+        event = subscriber.backlog.pop()
         self.grow("c" * 7)
         self.assertEqual(subscriber.backlog.bytes, event.size)
-        subscriber.get_nowait()
+        subscriber.backlog.pop()
         self.assertEqual(subscriber.backlog.bytes, 0)
 
 
-class ConsumerTest(Case):
-    async def test_a_consumer_awaits_events_with_their_payloads(self) -> None:
-        subscriber = self.hub.subscribe()
-        waiter = asyncio.create_task(subscriber.get())
-        await self.ticks()
+class ObserverTest(Case):
+    async def test_an_observer_gets_events_with_their_payloads(self) -> None:
+        seen: list[Event] = []
+        self.hub.observers.append(seen.append)
         payload = message("a")
         self.hub.publish("updated", payload, growth=True)
-        event = await waiter
-        assert event is not None
+        self.fact(2)
+        self.assertEqual(seen, [], "the publisher does not wait for it")
+        await self.ticks()
+        event, last = seen
+        self.assertEqual(last.seq, 2)
         self.assertIs(event.payload, payload)
         self.assertEqual((event.seq, event.action, event.kind), (1, "updated", "message"))
         self.assertEqual((event.key, event.supersedes), ("m", None))
         self.assertEqual(event.id_frame, b"id: e-1\n" + event.frame)
         self.assertEqual(event.size, len(event.id_frame))
 
-    async def test_iteration_ends_after_what_was_published_before_close(self) -> None:
+    async def test_an_observer_that_raises_reaches_neither_the_publisher_nor_others(self) -> None:
+        handler, seen = mock.Mock(), mock.Mock()
+        asyncio.get_running_loop().set_exception_handler(handler)
+        self.hub.observers += [mock.Mock(side_effect=RuntimeError("observer")), seen]
+        self.assertEqual(self.fact(1), 1)
+        await self.ticks()
+        self.assertEqual((handler.call_count, seen.call_count), (1, 1))
+
+
+class QueueTest(Case):
+    async def test_a_stream_that_opens_late_gets_what_was_published_before_close(self) -> None:
         subscriber = self.hub.subscribe()
         self.fact(1)
         self.fact(2)
         self.hub.close()
-        self.assertEqual([name(event) async for event in subscriber], ["1", "2"])
+        sink = FakeSink()
+        subscriber.opened(sink)
+        self.assertEqual((labels(sink.text), sink.ended), (["1", "2"], "close"))
 
-    async def test_the_end_is_seen_by_every_getter_and_stays(self) -> None:
-        subscriber = self.hub.subscribe()
-        getters = [asyncio.create_task(subscriber.get()) for _ in range(3)]
-        await self.ticks()
-        subscriber.close()
-        self.assertEqual(await asyncio.gather(*getters), [None, None, None])
-        self.assertIsNone(await subscriber.get())
-
-    async def test_a_closed_consumer_gets_nothing_more(self) -> None:
+    async def test_a_closed_stream_gets_nothing_more(self) -> None:
         subscriber = self.hub.subscribe()
         subscriber.close()
         subscriber.close()
@@ -407,25 +412,25 @@ class ConsumerTest(Case):
         self.assertEqual((subscriber.closed_reason, len(subscriber.backlog.entries)), ("closed", 0))
         self.assertEqual(len(self.hub.subscribers()), 0)
 
-    async def test_a_consumer_that_does_not_read_is_closed_at_the_bound_of_entries(self) -> None:
+    async def test_a_stream_that_is_not_opened_is_closed_at_the_bound_of_entries(self) -> None:
         self.new_hub(entries=3)
         subscriber = self.hub.subscribe()
         for number in range(5):
             self.fact(number)
         self.assertEqual(subscriber.closed_reason, "slow")
-        self.assertEqual([name(event) async for event in subscriber], ["0", "1", "2"])
+        self.assertEqual(queued(subscriber), ["0", "1", "2"])
         self.assertEqual(self.hub.closed_slow, 1)
 
-    async def test_a_consumer_that_does_not_read_is_closed_at_the_bound_of_bytes(self) -> None:
+    async def test_a_stream_that_is_not_opened_is_closed_at_the_bound_of_bytes(self) -> None:
         self.new_hub(bytes=1000)
         subscriber = self.hub.subscribe()
         for number in range(9):
             self.fact(number, 200)
         self.assertEqual(subscriber.closed_reason, "slow")
         self.assertLessEqual(subscriber.backlog.bytes, 1000)
-        self.assertEqual([name(event) async for event in subscriber], ["0", "1"])
+        self.assertEqual(queued(subscriber), ["0", "1"])
 
-    async def test_conflation_keeps_a_consumer_within_its_bounds(self) -> None:
+    async def test_conflation_keeps_a_queue_within_its_bounds(self) -> None:
         self.new_hub(entries=2)
         subscriber = self.hub.subscribe()
         self.fact(1)
@@ -433,16 +438,10 @@ class ConsumerTest(Case):
             self.grow("a" * length)
         self.assertEqual(subscriber.closed_reason, "")
 
-    async def test_a_consumer_has_no_timer(self) -> None:
+    async def test_a_stream_that_is_not_opened_has_no_timer(self) -> None:
         self.hub.subscribe()
         self.fact(1)
         self.assertEqual(self.clock.pending, 0)
-
-    async def test_the_repr_names_state_and_size(self) -> None:
-        subscriber = self.hub.subscribe()
-        self.assertEqual(repr(subscriber), "<Subscriber open entries=0 bytes=0>")
-        subscriber.close()
-        self.assertEqual(str(subscriber), "<Subscriber closed entries=0 bytes=0>")
 
 
 class StreamTest(Case):
@@ -560,7 +559,7 @@ class StreamTest(Case):
             subscriber, sink = self.stream(paused=True, resume=resume)
             for number, padding in enumerate((10, 300_000, 20)):
                 self.fact(number, padding)
-            frames = [event.frame for _ in range(3) if (event := waiting.get_nowait())]
+            frames = [waiting.backlog.pop().frame for _ in range(3)]
             sink.writable = True
             subscriber.resumed()
             self.assertTrue(any(data is frames[1] for data in sink.writes))
@@ -777,7 +776,7 @@ class EndTest(Case):
     async def test_a_closed_hub_gives_a_closed_stream(self) -> None:
         self.hub.close()
         subscriber = self.hub.subscribe(last_id="e-0")
-        self.assertIsNone(await subscriber.get())
+        self.assertEqual(subscriber.closed_reason, "hub")
         called = mock.Mock()
         subscriber.when_closed = called
         sink = FakeSink()
@@ -1056,11 +1055,10 @@ class ResumeTest(Case):
         subscriber.resumed()
         self.assertEqual([number for number, _ in blocks(sink.text)], ["e-0", "e-1"])
 
-    async def test_a_consumer_in_process_can_resume_too(self) -> None:
+    async def test_a_replay_and_a_resync_are_queued_until_the_stream_opens(self) -> None:
         self.fact(1)
         self.assertEqual(queued(self.hub.subscribe(last_id="e-0")), ["1"])
-        event = self.hub.subscribe(last_id="x-0").get_nowait()
-        assert event is not None
+        event = self.hub.subscribe(last_id="x-0").backlog.pop()
         self.assertEqual((event.kind, event.seq), ("resync", 1))
 
 
@@ -1098,9 +1096,8 @@ class PendingTest(Case):
         subscriber, sink = self.stream(pending=self.pending)
         self.assertEqual((labels(sink.text), subscriber.closed_reason), (["q", "p"], ""))
 
-    async def test_an_open_request_is_outside_the_sequence_for_a_consumer(self) -> None:
-        event = self.hub.subscribe(pending=self.pending).get_nowait()
-        assert event is not None
+    async def test_an_open_request_is_outside_the_sequence(self) -> None:
+        event = self.hub.subscribe(pending=self.pending).backlog.pop()
         self.assertEqual((event.seq, event.id_frame), (0, event.frame))
         self.assertEqual(event.action, "created")
 
@@ -1154,11 +1151,12 @@ class ToolOutputTest(Case):
         self.assertEqual([item["output"] for item in shown], ["abc", "abc"])
         self.assertEqual(base.text, "")
 
-    async def test_a_consumer_in_process_gets_it(self) -> None:
-        subscriber = self.hub.subscribe()
+    async def test_an_observer_gets_it(self) -> None:
+        seen: list[Event] = []
+        self.hub.observers.append(seen.append)
         self.output("one")
-        event = await subscriber.get()
-        assert event is not None
+        await self.ticks()
+        (event,) = seen
         self.assertEqual((event.kind, event.frame), ("tool_output", b""))
 
 
@@ -1300,7 +1298,8 @@ class World:
         self.deltas = 0  # that were received
         self.random = random.Random(seed)
         self.clock = FakeClock()
-        self.hub = Hub(clock=self.clock, bounds=self.bounds, epoch="e")
+        self.hub = Hub(clock=self.clock, bounds=self.bounds)
+        self.hub.epoch = "e"
         self.facts: list[tuple[int, str]] = []
         self.history: list[tuple[int, str]] = []
         self.texts: list[tuple[int, str, str]] = []

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crushlite.agent.base import Turn
-    from crushlite.store import RunRow, Store
+    from crushlite.store import Store
+    from crushlite.store.runs import RunRow
     from crushlite.testing import Answer, Participant, ScriptedRun, Seen
 
 ENDS = "UPDATE runs SET outcome"  # what only an ending does

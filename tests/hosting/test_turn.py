@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from crushlite.agent.base import Turn
+    from crushlite.backlog import Event
     from crushlite.wing import Author, CommandWatch
 
 LONE = "\ud800"  # half of a pair: no UTF-8, no SQLite text
@@ -806,10 +807,10 @@ class BlockingAgentTests(TurnBench):
                 raise
 
         task = asyncio.ensure_future(run_blocking(agent, turn))
-        subscriber = self.hub.subscribe()
-        event = await subscriber.get()
-        while event is not None and not isinstance(event.payload, PermissionRequest):
-            event = await subscriber.get()
+        seen: asyncio.Queue[Event] = asyncio.Queue()
+        self.hub.observers.append(seen.put_nowait)
+        while not isinstance((await seen.get()).payload, PermissionRequest):
+            pass
         task.cancel()
         with self.assertRaises(asyncio.CancelledError):
             await task

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from crushlite.agent.base import Verdict
 from crushlite.errors import BadRequest
-from crushlite.events import Hub
+from crushlite.events import Bounds, Hub
 from crushlite.hosting.dialogs import Permissions
 from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import Choice, Question, QuestionResponse
@@ -293,7 +293,7 @@ class PermissionScenarios(Scenario):
     async def test_what_is_on_the_allow_list_runs_without_an_event(self) -> None:
         """A tool, or a tool with one action, on the allow-list runs without any event."""
         allowed = {"view", "bash:execute"}
-        hub = Hub(clock=FakeClock())
+        hub = Hub(clock=FakeClock(), bounds=Bounds())
         permissions = Permissions(
             functools.partial(hub.publish, "created"),
             clock=FakeClock(),

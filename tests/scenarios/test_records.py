@@ -16,7 +16,8 @@ from crushlite.coder.history import Images, chat_messages
 from crushlite.errors import BadRequest
 from crushlite.protocol.messages import BinaryPart, FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session
-from crushlite.store import RunRow, Stores, messages, runs, sessions
+from crushlite.store import Stores, messages, runs, sessions
+from crushlite.store.runs import RunRow
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.cli import ScriptedCase

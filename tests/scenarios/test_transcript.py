@@ -589,7 +589,7 @@ class KeptTests(Bench):
     async def test_little_is_kept_and_not_for_long(self) -> None:
         for number in range(KEPT_SESSIONS):
             row = Session(id=f"other-{number}", title="other", created_at=1, updated_at=1)
-            await self.store.submit(lambda conn, row=row: sessions.insert_session(conn, SCOPE, row))
+            await self.scoped.write(sessions.insert_session, row)
         self.add("a")
         await self.read()
         for number in range(KEPT_SESSIONS):

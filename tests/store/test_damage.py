@@ -22,7 +22,8 @@ from unittest import mock
 from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.filehistory.queries import last_read, list_files, list_read
 from crushlite.repair.salvage import salvage
-from crushlite.store import Stores, connect, inspection
+from crushlite.store import Stores, inspection
+from crushlite.store.connection import connect
 from crushlite.store.directory import DirectoryLock, lock_lines, opened_note
 from crushlite.store.messages import list_messages, message_texts, position_of
 from crushlite.store.migrations import MIGRATIONS, migrate

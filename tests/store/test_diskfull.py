@@ -12,9 +12,9 @@ from typing import Any
 
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session
-from crushlite.store import RunRow, Stores
+from crushlite.store import Stores
 from crushlite.store.messages import insert_message
-from crushlite.store.runs import insert_run
+from crushlite.store.runs import RunRow, insert_run
 from crushlite.store.sessions import insert_session
 from crushlite.testing import EventReader, FakeClock, InlineExecutor, Seen
 from tests.support.basics import BoundedTestCase

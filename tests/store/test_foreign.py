@@ -18,11 +18,12 @@ from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.protocol.messages import FinishPart, Message, Part, ToolCallPart
 from crushlite.protocol.sessions import Session
 from crushlite.repair.salvage import salvage
-from crushlite.store import RunRow, Stores, connect
+from crushlite.store import Stores
+from crushlite.store.connection import connect
 from crushlite.store.messages import get_message, insert_message
 from crushlite.store.migrations import MIGRATIONS
 from crushlite.store.recovery import recover
-from crushlite.store.runs import end_run, insert_run, start_run
+from crushlite.store.runs import RunRow, end_run, insert_run, start_run
 from crushlite.store.sessions import (
     child_ids,
     delete_session,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from crushlite.errors import StoreFull, StoreUnusable
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session
-from crushlite.store import Stores, connect
-from crushlite.store.connection import configure
+from crushlite.store import Stores
+from crushlite.store.connection import configure, connect
 from crushlite.store.messages import insert_message, list_messages
 from crushlite.store.migrations import BACKUPS, MIGRATIONS, VERSION, migrate, version_of
 from crushlite.store.sessions import insert_session

@@ -25,7 +25,8 @@ from crushlite.errors import (
     StoreUnusable,
 )
 from crushlite.protocol.sessions import Session
-from crushlite.store import Stores, connect
+from crushlite.store import Stores
+from crushlite.store.connection import connect
 from crushlite.store.migrations import VERSION, migrate
 from crushlite.store.sessions import insert_session
 from crushlite.testing.fake_clock import FakeClock
@@ -34,7 +35,8 @@ from tests.support.places import ROOT
 from tests.support.store import list_sessions
 
 if TYPE_CHECKING:
-    from crushlite.store import ConnectionFactory, Store
+    from crushlite.store import Store
+    from crushlite.store.connection import ConnectionFactory
 
 LIMIT = 60
 

@@ -17,9 +17,10 @@ from crushlite.filehistory import queries as files
 from crushlite.filehistory.queries import Change, FileState
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session, Todo
-from crushlite.store import RunRow, messages, recovery, runs, sessions
+from crushlite.store import messages, recovery, runs, sessions
 from crushlite.store.connection import configure, transaction
 from crushlite.store.migrations import migrate
+from crushlite.store.runs import RunRow
 from crushlite.titles import part as titles
 from crushlite.undo import queries
 from crushlite.undo.states import MISSING
@@ -189,8 +190,8 @@ CALLS: list[tuple[Any, ...]] = [
     ("sessions.get_session", "", "s1"),
     ("sessions.session_texts", ""),
     ("sessions.rename_session", "", "s1", "title", 1.0),
-    ("sessions.set_title", "", "s1", "title", 1.0, 1, 1, 0.5),
-    ("sessions.save_usage", "", "s1", 1, 1, 0.5, 1.0),
+    ("sessions.set_title", "", "s1", "title", 1.0, (1, 1, 0.5)),
+    ("sessions.save_usage", "", "s1", (1, 1, 0.5), 1.0),
     ("sessions.set_todos", "", "s1", [Todo("x")], 1.0),
     ("storing.set_summary", "", "s1", "s1-1", 1, 1.0),
     ("sessions.child_ids", "", "s1"),

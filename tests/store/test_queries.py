@@ -31,8 +31,7 @@ from crushlite.filehistory.queries import (
 from crushlite.protocol.codec import encode
 from crushlite.protocol.messages import PARTS, FinishPart, Message, TextPart
 from crushlite.protocol.sessions import File, Session, Todo
-from crushlite.store import RunRow, connect
-from crushlite.store.connection import configure
+from crushlite.store.connection import configure, connect
 from crushlite.store.messages import (
     delete_message,
     get_message,
@@ -42,6 +41,7 @@ from crushlite.store.messages import (
 )
 from crushlite.store.migrations import migrate
 from crushlite.store.runs import (
+    RunRow,
     end_run,
     ended_among,
     get_run,
@@ -142,7 +142,7 @@ class SessionTests(QueryCase):
         self.assertEqual(self.order(), ["a", "c", "b"])
         rename_session(self.conn, "", "b", "new", 10)
         self.assertEqual(self.order(), ["b", "a", "c"])
-        save_usage(self.conn, "", "c", 1, 1, 0.1, 5)
+        save_usage(self.conn, "", "c", (1, 1, 0.1), 5)
         self.assertEqual(self.order(), ["c", "b", "a"])
         set_todos(self.conn, "", "a", [Todo("x")], 1)
         self.assertEqual(self.order(), ["a", "c", "b"])
@@ -172,39 +172,39 @@ class SessionTests(QueryCase):
 
     def test_a_generated_title_adds_its_usage_and_never_replaces_a_rename(self) -> None:
         self.add("s")
-        save_usage(self.conn, "", "s", 100, 10, 1.0, 11)
-        titled = set_title(self.conn, "", "s", "generated", 12, 5, 1, 0.25)
+        save_usage(self.conn, "", "s", (100, 10, 1.0), 11)
+        titled = set_title(self.conn, "", "s", "generated", 12, (5, 1, 0.25))
         assert titled is not None
         self.assertEqual(
             (titled.title, titled.prompt_tokens, titled.completion_tokens, titled.cost),
             ("generated", 105, 11, 1.25),
         )
         rename_session(self.conn, "", "s", "", 13)
-        kept = set_title(self.conn, "", "s", "generated again", 14, 1, 1, 0.25)
+        kept = set_title(self.conn, "", "s", "generated again", 14, (1, 1, 0.25))
         assert kept is not None
         self.assertEqual((kept.title, kept.prompt_tokens, kept.cost), ("", 106, 1.5))
 
     def test_an_empty_generated_title_keeps_the_placeholder(self) -> None:
         insert_session(self.conn, "", Session(id="s", title="placeholder"))
-        titled = set_title(self.conn, "", "s", "", 12, 0, 0, 0.0)
+        titled = set_title(self.conn, "", "s", "", 12, (0, 0, 0.0))
         assert titled is not None
         self.assertEqual(titled.title, "placeholder")
 
     def test_a_title_for_a_session_that_is_gone_is_no_error(self) -> None:
-        self.assertIsNone(set_title(self.conn, "", "gone", "t", 1, 0, 0, 0.0))
+        self.assertIsNone(set_title(self.conn, "", "gone", "t", 1, (0, 0, 0.0)))
 
     def test_usage_holds_the_last_step_and_the_cost_adds_up(self) -> None:
         self.add("s")
-        save_usage(self.conn, "", "s", 100, 10, 0.5, 11)
-        session = save_usage(self.conn, "", "s", 40, 4, 0.25, 12)
+        save_usage(self.conn, "", "s", (100, 10, 0.5), 11)
+        session = save_usage(self.conn, "", "s", (40, 4, 0.25), 12)
         self.assertEqual(
             (session.prompt_tokens, session.completion_tokens, session.cost), (40, 4, 0.75)
         )
 
     def test_a_sum_of_tokens_stays_an_integer(self) -> None:
         self.add("s")
-        save_usage(self.conn, "", "s", 2**63 - 1, 0, 0.0, 11)
-        session = set_title(self.conn, "", "s", "t", 12, 2**63 - 1, 1, 0.0)
+        save_usage(self.conn, "", "s", (2**63 - 1, 0, 0.0), 11)
+        session = set_title(self.conn, "", "s", "t", 12, (2**63 - 1, 1, 0.0))
         assert session is not None
         self.assertEqual((session.prompt_tokens, session.completion_tokens), (2**63 - 1, 1))
 
@@ -212,13 +212,13 @@ class SessionTests(QueryCase):
         self.add("s")
         for prompt, completion, cost in ((2**63, 0, 0.0), (0, -1, 0.0), (0, 0, float("inf"))):
             with self.assertRaises(BadRequest):
-                save_usage(self.conn, "", "s", prompt, completion, cost, 1)
+                save_usage(self.conn, "", "s", (prompt, completion, cost), 1)
             with self.assertRaises(BadRequest):
-                set_title(self.conn, "", "s", "t", 1, prompt, completion, cost)
+                set_title(self.conn, "", "s", "t", 1, (prompt, completion, cost))
 
     def test_a_summary_takes_the_place_of_what_filled_the_context(self) -> None:
         self.add("s")
-        save_usage(self.conn, "", "s", 100, 10, 0.5, 11)
+        save_usage(self.conn, "", "s", (100, 10, 0.5), 11)
         session = set_summary(self.conn, "", "s", "m9", 7, 12)
         self.assertEqual(
             (session.summary_message_id, session.prompt_tokens, session.completion_tokens),
@@ -235,7 +235,7 @@ class SessionTests(QueryCase):
     def test_changing_a_session_that_is_gone_says_so(self) -> None:
         for change in (
             lambda: rename_session(self.conn, "", "s", "t", 1),
-            lambda: save_usage(self.conn, "", "s", 1, 1, 0.0, 1),
+            lambda: save_usage(self.conn, "", "s", (1, 1, 0.0), 1),
             lambda: set_todos(self.conn, "", "s", [], 1),
             lambda: set_summary(self.conn, "", "s", "m", 1, 1),
             lambda: delete_session(self.conn, "", "s"),

@@ -23,12 +23,12 @@ from crushlite.protocol.messages import (
     ToolResultPart,
 )
 from crushlite.protocol.sessions import Session
-from crushlite.store import RunRow, Stores, connect
-from crushlite.store.connection import configure
+from crushlite.store import Stores
+from crushlite.store.connection import configure, connect
 from crushlite.store.messages import get_message, insert_message, list_messages
 from crushlite.store.migrations import migrate
 from crushlite.store.recovery import INTERRUPTED, recover
-from crushlite.store.runs import end_run, get_run, insert_run, list_runs, start_run
+from crushlite.store.runs import RunRow, end_run, get_run, insert_run, list_runs, start_run
 from crushlite.store.sessions import get_session, insert_session
 from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from crushlite.agent.base import Turn
     from crushlite.clock import Clock
     from crushlite.settings import Settings
-    from crushlite.store import Executor
+    from crushlite.store.callqueue import Executor
     from crushlite.testing import EventReader, Participant, Seen
 
 __all__ = [

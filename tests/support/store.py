@@ -29,7 +29,8 @@ from crushlite.protocol.messages import (
 )
 from crushlite.protocol.runs import RunInfo
 from crushlite.protocol.sessions import Session
-from crushlite.store import Store, Stores, connect
+from crushlite.store import Store, Stores
+from crushlite.store.connection import connect
 from crushlite.store.sessions import delete_session, insert_session, session_texts
 from crushlite.store.stores import SHARING_SECONDS
 from crushlite.testing.fake_clock import FakeClock
@@ -39,7 +40,8 @@ from tests.support.places import ROOT
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from crushlite.store import ConnectionFactory, Executor
+    from crushlite.store.callqueue import Executor
+    from crushlite.store.connection import ConnectionFactory
 
 
 def list_sessions(conn: sqlite3.Connection, scope: str) -> list[Session]:
@@ -224,7 +226,8 @@ DYING = """
 import asyncio, os, signal, sqlite3, sys
 from pathlib import Path
 from crushlite.clock import SystemClock
-from crushlite.store import Stores, connect
+from crushlite.store import Stores
+from crushlite.store.connection import connect
 
 class Deadly(sqlite3.Connection):
     def execute(self, sql, *values):

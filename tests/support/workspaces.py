@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crushlite.claims import Claims
-    from crushlite.store import Executor
+    from crushlite.store.callqueue import Executor
     from crushlite.testing import Answer, Participant
 
 __all__ = [
