@@ -13,8 +13,10 @@ one of four groups. *base* (without ids, as in the base protocol), *tagged* (wit
 *waiting* are those whose sink is paused or not yet opened: they get the event into their queue at
 once. The other groups are written to directly: the first event after a loop tick without events
 immediately, unless `more` follows, later ones of that tick together at its end, joined once per
-group. A subscriber changes groups only when no such batch is open, so that it gets every event once
-and in order.
+group. Where there are many streams, the next batch then waits eight times as long as this one took:
+what is published meanwhile shares its writes, which are most of its cost, and the loop has time for
+other work. A subscriber changes groups only when no such batch is open, so that it gets every event
+once and in order.
 
 Linear streams get growth as what was appended. That continues what they have, because they begin
 with the growing messages as they are then, and get every event after that in order; where growth
@@ -52,6 +54,9 @@ _CHUNK = 256 * 1024  # most bytes per write: a queued event can still be conflat
 _STALL_CHECKS = 4  # checks of a paused sink per stall period
 _EARLY = 0.001  # an event loop may fire a timer this much before its time
 _COMMENT = b": keep-alive\n\n"
+_MANY = 32  # streams: for fewer of them no batch waits
+_REST = 8  # times as long as a batch took to write, until the next one is written,
+_MOST_REST = 0.01  # seconds, at most
 _GROWING = 1024  # growing messages that are remembered: more than there are runs
 _ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,18})", re.ASCII)
 
@@ -314,6 +319,7 @@ class Hub:
         self._batch: list[Event] = []
         self._batch_bytes = 0
         self._batching = False
+        self._rest_until = 0.0
         self.ring = Backlog(bounds.bytes)
         self._growing: OrderedDict[str, Message] = OrderedDict()  # as published last, by id
         # Counted by the subscribers.
@@ -351,7 +357,7 @@ class Hub:
             if not self._batching:
                 self._batching = True
                 asyncio.get_running_loop().call_soon(self._end_tick)
-                if not more:
+                if not more and self.published_at >= self._rest_until:
                     self.flush()
             if self._batch_bytes >= self.chunk:
                 self.flush()
@@ -408,15 +414,19 @@ class Hub:
             self.floor = ring.pop().seq
 
     def _end_tick(self) -> None:
-        if self._batch:
+        rest = self._rest_until - self.clock.time()
+        if not self._batch:
+            self._batching = False
+        elif rest > 0:
+            self.clock.call_later(rest, self._end_tick)
+        else:
             self.flush()
             asyncio.get_running_loop().call_soon(self._end_tick)
-        else:
-            self._batching = False
 
     def flush(self) -> None:
         """Write the open batch. To be called before a subscriber changes groups."""
         if self._batch:
+            began = self.clock.time()
             events, self._batch, self._batch_bytes = self._batch, [], 0
             if self.base:
                 self._fan_out(self.base, b"".join([event.frame for event in events]), events)
@@ -425,6 +435,9 @@ class Hub:
             if self.linear:
                 data = b"".join([event.linear_frame for event in events])
                 self._fan_out(self.linear, data, events)
+            if len(self.base) + len(self.tagged) + len(self.linear) >= _MANY:
+                now = self.clock.time()
+                self._rest_until = now + min((now - began) * _REST, _MOST_REST)
 
     def _fan_out(self, group: dict[Subscriber, None], data: bytes, events: list[Event]) -> None:
         for subscriber in tuple(group):

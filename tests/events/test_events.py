@@ -78,6 +78,18 @@ class BrokenSink(FakeSink):
         raise OSError("broken")
 
 
+class SlowSink(FakeSink):
+    """Each write takes so long."""
+
+    def __init__(self, clock: FakeClock, seconds: float) -> None:
+        super().__init__()
+        self._clock, self._seconds = clock, seconds
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        self._clock._time += self._seconds
+
+
 def blocks(text: str) -> list[tuple[str, Any]]:
     """An SSE stream as (id or "", data); a comment is its own text, an id alone has data None."""
     answer: list[tuple[str, Any]] = []
@@ -919,6 +931,68 @@ class EndTest(Case):
         await self.ticks()
         self.assertEqual((slow.closed_reason, open_.closed_reason), ("slow", "hub"))
         self.assertEqual((sink.ended, other.ended, called.call_count), ("abort", "close", 1))
+
+
+class RestTest(Case):
+    """A batch that took long to write is followed by a rest, in which events are collected."""
+
+    def many(self, count: int = 32, seconds: float = 0.001) -> FakeSink:
+        """Streams to which a batch is written in so many seconds; returns the last."""
+        each = seconds / count
+        return [self.stream(sink=SlowSink(self.clock, each))[1] for _ in range(count)][-1]
+
+    async def test_events_in_the_rest_after_a_long_batch_leave_together(self) -> None:
+        sink = self.many()
+        self.fact(1)
+        self.assertEqual(len(sink.writes), 1, "at once, after a silence")
+        for number in (2, 3, 4):
+            await self.ticks()
+            self.fact(number)
+        await self.ticks()
+        self.assertEqual(len(sink.writes), 1)
+        await self.clock.advance(0.0079)
+        self.assertEqual(len(sink.writes), 1)
+        await self.clock.advance(0.0002)
+        self.assertEqual([labels(data.decode()) for data in sink.writes], [["1"], ["2", "3", "4"]])
+        await self.clock.advance(0.009)
+        self.fact(5)
+        self.assertEqual(len(sink.writes), 3, "the rest is over")
+
+    async def test_no_rest_is_longer_than_ten_milliseconds(self) -> None:
+        sink = self.many(seconds=0.1)
+        self.fact(1)
+        await self.ticks()
+        self.fact(2)
+        await self.clock.advance(0.0101)
+        self.assertEqual(labels(sink.text), ["1", "2"])
+
+    async def test_who_comes_in_a_rest_gets_what_was_published_before_and_after_it_once(
+        self,
+    ) -> None:
+        sink = self.many()
+        for number in (1, 2):
+            self.fact(number)
+            await self.ticks()
+        _, late = self.stream()
+        self.fact(3)
+        await self.clock.advance(0.02)
+        self.assertEqual((labels(sink.text), labels(late.text)), (["1", "2", "3"], ["3"]))
+        self.assertEqual(self.clock.pending, 0)
+
+    async def test_the_end_of_the_hub_does_not_wait_for_a_rest(self) -> None:
+        sink = self.many()
+        for number in (1, 2):
+            self.fact(number)
+            await self.ticks()
+        self.hub.close()
+        self.assertEqual((labels(sink.text), sink.ended), (["1", "2"], "close"))
+
+    async def test_few_streams_have_no_rest_however_long_their_writes_take(self) -> None:
+        sink = self.many(31, seconds=0.1)
+        for number in range(5):
+            self.fact(number)
+            await self.ticks()
+        self.assertEqual((len(sink.writes), self.clock.pending), (5, 0))
 
 
 class ResumeTest(Case):
