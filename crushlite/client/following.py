@@ -312,7 +312,8 @@ class RunStream:
             messages = await self.workspace.messages(self.session_id)
             runs = await self.workspace.runs(self.session_id)
             ours = next((run for run in runs if run.run_id == self.run_id), None)
-            if ours is not None and _is_missing(ours, messages):
+            last = ours.message_id if ours is not None else ""
+            if last and all(message.id != last for message in messages):
                 # It began and ended between the two: now the transcript has all of it.
                 messages = await self.workspace.messages(self.session_id)
         except CrushliteError as error:
@@ -327,11 +328,6 @@ class RunStream:
         self._pending.extend(Envelope("message", "updated", message) for message in restored)
         if ours.state == "ended":
             self._pending.append(Envelope("run_complete", "updated", ending_of(ours)))
-
-
-def _is_missing(run: RunInfo, messages: list[Message]) -> bool:
-    """Whether the last message of a run that has ended is not among these."""
-    return bool(run.message_id) and all(message.id != run.message_id for message in messages)
 
 
 def ending_of(info: RunInfo) -> RunComplete:
