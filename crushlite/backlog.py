@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from .protocol.codec import dumps
 from .protocol.events import to_json
 from .protocol.messages import Message, MessageDelta
 from .records import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def frame_of(action: str, payload: object) -> bytes:
@@ -34,7 +30,9 @@ class Event:
     key: str | None  # the message that this is growth of
     supersedes: str | None  # the message whose queued growth this removes
     size: int
-    delta: MessageDelta | None = None  # if this is growth: since the event before of that message
+    # If this is growth: since the event before of that message. Not in a replay, which may have
+    # skipped that one.
+    delta: MessageDelta | None = None
     delta_frame: bytes = b""  # the same encoded, once a linear stream was written to
 
     def to_replay(self) -> Event:
@@ -87,11 +85,6 @@ class Backlog:
         self.bytes += self._weight(event)
         return old is not None
 
-    def open(self, events: Iterable[Event]) -> None:
-        """Begin with these: a replay, in which growth may have been skipped."""
-        for event in events:
-            self.add(event)
-
     def pieces(self, event: Event) -> tuple[bytes, ...]:
         """What is written of an event that was in here to a stream with ids."""
         return event.id_line, event.frame
@@ -117,12 +110,6 @@ class LinearBacklog(Backlog):
         # By message, for queued growth that is not sent as its event has it: the delta whose
         # beginning it is sent from; None if it is sent whole.
         self._begins: dict[str, MessageDelta | None] = {}
-
-    def open(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self.add(event)
-            if event.key is not None:
-                self._begins[event.key] = None  # what it continues may not be among the events
 
     def add(self, event: Event) -> bool:
         if event.supersedes is not None:

@@ -110,8 +110,8 @@ class Subscriber(Stream):
         self._excess = 0  # bytes of an oversized event that the transport may still hold
         kind = LinearBacklog if group is hub.linear else Backlog
         self.backlog = kind(hub.bounds.bytes)  # what is queued for it
-        # Not checked: a replay has half the bounds, and open requests must be shown.
-        self.backlog.open(opening)
+        for event in opening:  # not checked: a replay is shorter, and open requests must be shown
+            self.backlog.add(event)
 
     # For the owner of the stream.
 

@@ -76,7 +76,8 @@ class HTTPServer(Owner):
 
     async def listen(self, sock: socket.socket) -> None:
         """Serve on a bound socket, unix or TCP. The server closes it and never unlinks its path."""
-        self._acceptors.append(Acceptor(sock, self, self._has_token))
+        has_token = None if sock.family == socket.AF_UNIX else self._has_token
+        self._acceptors.append(Acceptor(sock, self, has_token))
 
     def stop_listening(self) -> None:
         for acceptor in self._acceptors:
@@ -127,7 +128,7 @@ class Acceptor:
         self._clock = owner.clock
         self._kind: Kind = "unix" if sock.family == socket.AF_UNIX else "tcp"
         self._port = None if self._kind == "unix" else sock.getsockname()[1]
-        self._has_token = None if self._kind == "unix" else has_token
+        self._has_token = has_token
         self._held: dict[socket.socket, Timer] = {}  # with what will close each, oldest first
         self._connected = 0
         self._streak = 0  # accepted since the queue was empty
