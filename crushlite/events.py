@@ -360,15 +360,11 @@ class Hub:
     def _event(
         self, action: str, payload: object, seq: int | None, *, growth: bool = False
     ) -> Event:
-        key = supersedes = None
+        message = payload.id if isinstance(payload, Message) else None
         if isinstance(payload, ToolOutput):
-            key = f"output of {payload.tool_call_id}"
-        elif growth:
-            if not isinstance(payload, Message) or action != "updated":
-                raise IllegalCall("only an update of a message can be growth")
-            key = payload.id
-        elif isinstance(payload, Message):
-            supersedes = payload.id
+            message, growth = f"output of {payload.tool_call_id}", True
+        elif growth and (message is None or action != "updated"):
+            raise IllegalCall("only an update of a message can be growth")
         body = to_json(action, payload)
         frame = b"data: " + dumps(body) + b"\n\n"
         id_line = b"" if seq is None else self._id_line(seq)
@@ -376,7 +372,7 @@ class Hub:
             id_line, frame = id_line + frame, b""
         size = len(id_line) + len(frame)
         kind = body["type"]
-        return Event(seq or 0, action, kind, payload, frame, id_line, key, supersedes, size)
+        return Event(seq or 0, action, kind, payload, frame, id_line, message, growth, size)
 
     def _follow(self, event: Event) -> None:
         """Keep the state of the messages that grow, and note what was appended to one."""
@@ -387,7 +383,7 @@ class Hub:
         if not isinstance(message, Message):
             return
         before = self._growing.pop(message.id, None)
-        if event.key is not None and before is not None:
+        if event.growth and before is not None:
             event.delta = MessageDelta.between(before, message)
         if message.finish is None and event.action != "deleted":
             self._growing[message.id] = message
