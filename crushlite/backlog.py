@@ -10,8 +10,8 @@ from .protocol.messages import Message, MessageDelta
 from .records import dataclass
 
 
-def frame_of(action: str, payload: object) -> bytes:
-    return b"data: " + dumps(to_json(action, payload)) + b"\n\n"
+def frame_of(delta: MessageDelta) -> bytes:
+    return b"data: " + dumps(to_json("updated", delta)) + b"\n\n"
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +52,7 @@ class Event:
     def linear_frame(self) -> bytes:
         if self.delta is None:
             return self.id_frame
-        self.delta_frame = self.delta_frame or frame_of("updated", self.delta)
+        self.delta_frame = self.delta_frame or frame_of(self.delta)
         return self.id_line + self.delta_frame
 
 
@@ -120,4 +120,4 @@ class LinearBacklog(Backlog):
         begin = self._begins.pop(event.message)
         if begin is None or not isinstance(event.payload, Message):
             return super().pieces(event)
-        return event.id_line, frame_of("updated", begin.until(event.payload))
+        return event.id_line, frame_of(begin.until(event.payload))

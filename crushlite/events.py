@@ -43,7 +43,7 @@ from .records import dataclass
 from .unique import random_hex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from .clock import Clock, Timer
     from .http.messages import ByteSink, Pairs
@@ -88,21 +88,14 @@ class Subscriber(Stream):
 
     headers: Pairs = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
 
-    def __init__(
-        self,
-        hub: Hub,
-        group: dict[Subscriber, None],
-        *,
-        first_id: bytes = b"",
-        opening: Sequence[Event] = (),
-    ) -> None:
+    def __init__(self, hub: Hub, group: dict[Subscriber, None]) -> None:
         self._hub = hub
         self._direct = group  # while it is written to
         self._tagged = group is not hub.base
         self.closed_reason = ""
         self.when_closed: Callable[[], object] | None = None
         self.sink: ByteSink | None = None
-        self._first_id = first_id  # the id line that a stream begins with, until it is written
+        self.first_id = b""  # the id line that a stream begins with, until it is written
         # For a stream that waits: the next check of its socket. Else: the next keep-alive comment.
         self._timer: Timer | None = None
         self._seen = 0  # sink.buffered at the last check
@@ -110,8 +103,6 @@ class Subscriber(Stream):
         self._excess = 0  # bytes of an oversized event that the transport may still hold
         kind = LinearBacklog if group is hub.linear else Backlog
         self.backlog = kind(hub.bounds.bytes)  # what is queued for it
-        for event in opening:  # not checked: a replay is shorter, and open requests must be shown
-            self.backlog.add(event)
 
     # For the owner of the stream.
 
@@ -202,9 +193,9 @@ class Subscriber(Stream):
     def _drain(self, sink: ByteSink) -> None:
         """Write what is queued while the sink takes it, then enter the group that fits."""
         backlog, chunk = self.backlog, self._hub.chunk
-        while (backlog.entries or self._first_id) and sink.writable:
-            parts, size = [self._first_id], 0
-            self._first_id = b""
+        while (backlog.entries or self.first_id) and sink.writable:
+            parts, size = [self.first_id], 0
+            self.first_id = b""
             while backlog.entries and size < chunk:
                 event = backlog.pop()
                 parts += backlog.pieces(event) if self._tagged else (event.frame,)
@@ -227,7 +218,7 @@ class Subscriber(Stream):
             self.fail(error)
 
     def _regroup(self, sink: ByteSink) -> None:
-        if self.backlog.entries or self._first_id:
+        if self.backlog.entries or self.first_id:
             self._start_watch()
         elif self.closed_reason:
             self._detach()
@@ -458,8 +449,8 @@ class Hub:
         self.flush()
         tagged = resume or last_id is not None
         group = self.linear if tagged and deltas else self.tagged if tagged else self.base
+        subscriber = Subscriber(self, group)
         if self.closed:
-            subscriber = Subscriber(self, group)
             subscriber.end("hub")
             return subscriber
         start, opening = self._since(last_id)
@@ -472,8 +463,10 @@ class Hub:
             event = self._event("created", request, None)
             if not any(e.kind == event.kind and e.frame == event.frame for e in opening):
                 opening.append(event)
-        first_id = b"" if start is None or not tagged else self._id_line(start) + b"\n"
-        subscriber = Subscriber(self, group, first_id=first_id, opening=opening)
+        for event in opening:  # not checked: a replay is shorter, and open requests must be shown
+            subscriber.backlog.add(event)
+        if start is not None and tagged:
+            subscriber.first_id = self._id_line(start) + b"\n"
         self.waiting[subscriber] = None
         return subscriber
 

@@ -37,10 +37,9 @@ class Follower:
     """Decides which events of a workspace are about one run. Pure: it makes no requests."""
 
     def __init__(self, run_id: str, session_id: str, messages: Iterable[str] = ()) -> None:
-        """`messages` are those that are known to be of the run."""
+        """`messages` are those that are known to be of the run; others are added when seen."""
         self.ahead: set[str] = set()  # runs that must end before ours begins
-        self._messages = set(messages)
-        self.begun = bool(self._messages)  # a message of our run was seen
+        self.messages = set(messages)
         self._run_id = run_id
         self._session_id = session_id
         self._family = {session_id}  # our session, and those of its sub-agents
@@ -111,13 +110,12 @@ class Follower:
         return before
 
     def _own(self, message: Message) -> None:
-        self.begun = True
-        self._messages.add(message.id)
+        self.messages.add(message.id)
         self._calls.update(call.id for call in message.tool_calls)
 
     def _is_our_message(self, action: str, message: Message) -> bool:
         fresh = action == "created" and not self.ahead and message.id not in self._foreign
-        if fresh or message.id in self._messages:
+        if fresh or message.id in self.messages:
             self._own(message)
             return True
         return False
@@ -193,7 +191,7 @@ class RunStream:
             elif self._last_id:
                 self._events = EventStream(self.workspace, last_id=self._last_id)
                 await self._events.__aenter__()
-                if not self._follower.begun:
+                if not self._follower.messages:
                     await self._look_ahead(())
                     self._gap = bool(self._follower.ahead)  # some of their events may be missed
             elif self._prompt is None:
@@ -300,7 +298,7 @@ class RunStream:
             self._pending.append(event)
         elif self._follower.take(event):
             complete = isinstance(event.payload, RunComplete)
-            if complete and event.payload.message_id and not self._follower.begun:
+            if complete and event.payload.message_id and not self._follower.messages:
                 self._gap = True  # its beginning was missed: the transcript has it, and the end
             else:
                 self._pending.append(event)
