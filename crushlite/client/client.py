@@ -43,14 +43,12 @@ class RemoteWorkspace(WorkspaceRequests):
     ) -> RunStream:
         """A prompt and all events of its run, to be used in `async with`. `new_session`: the
         session was made for this prompt. The other options are those of `prompt`."""
-        return RunStream(
-            self, session_id=session_id, prompt=text, new_session=new_session, options=options
-        )
+        return RunStream(self, "", session_id).posting(text, new_session, options)
 
     def follow(self, run_id: str, session_id: str = "") -> RunStream:
         """The events of any run, also an ended one, from its beginning; for `async with`. The
         session is found if it is not given."""
-        return RunStream(self, run_id=run_id, session_id=session_id)
+        return RunStream(self, run_id, session_id)
 
 
 class Client(Wire):

@@ -139,30 +139,26 @@ class RunStream:
     then. `lost` and `recovered` are yielded too: a caller who does not want to wait can leave.
     """
 
-    def __init__(
-        self,
-        workspace: WorkspaceRequests,
-        *,
-        run_id: str = "",
-        session_id: str = "",
-        prompt: str | None = None,
-        new_session: bool = False,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        """`new_session`: the session was made for this prompt, and had no run before."""
+    def __init__(self, workspace: WorkspaceRequests, run_id: str, session_id: str) -> None:
         self.workspace = workspace
         self.run_id = run_id
         self.session_id = session_id
         self.accepted: Accepted | None = None  # if we posted it
         self.ending: RunComplete | None = None
-        self._prompt = prompt
-        self._new_session = new_session
-        self._options = dict(options or {})
+        self._prompt: str | None = None  # that is to be posted
+        self._new_session = False
+        self._options: dict[str, Any] = {}
         self._events: EventStream | None = None
         self._follower = Follower(run_id, session_id)
         self._last_id = ""  # of an event on another stream, which this one continues
         self._pending: deque[Envelope] = deque()
         self._gap = False  # events may be missing: the transcript must be read
+
+    def posting(self, prompt: str, new_session: bool, options: dict[str, Any]) -> RunStream:
+        """Post a prompt. `new_session`: the session was made for it, and had no run before. To be
+        called first."""
+        self._prompt, self._new_session, self._options = prompt, new_session, dict(options)
+        return self
 
     def continuing(self, last_id: str, messages: Iterable[str]) -> RunStream:
         """Yield only what comes after an event that was seen on another stream, as the beginning of
