@@ -15,7 +15,6 @@ from .stream import EventStream
 from .wire import Wire, route
 
 if TYPE_CHECKING:
-    from ..clock import Clock
     from ..protocol.runs import RunComplete
 
 CREATE_SECONDS = 5.0  # how long `retire` waits for a create that is on its way
@@ -54,11 +53,7 @@ class RemoteWorkspace(WorkspaceRequests):
 class Client(Wire):
     """One client of one daemon. The daemon counts claims on workspaces by `client_id`."""
 
-    def __init__(
-        self, address: str, *, token: str = "", client_id: str = "", clock: Clock | None = None
-    ) -> None:
-        super().__init__(address, token, client_id, clock)
-        self._opened: list[RemoteWorkspace] = []
+    _opened: tuple[RemoteWorkspace, ...] = ()
 
     async def __aenter__(self) -> Client:
         return self
@@ -90,7 +85,7 @@ class Client(Wire):
 
     def _opened_workspace(self, request: CreateWorkspace, info: Workspace) -> RemoteWorkspace:
         workspace = RemoteWorkspace(self, request, info)
-        self._opened.append(workspace)
+        self._opened += (workspace,)
         return workspace
 
     async def workspaces(self) -> list[Workspace]:
