@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from .protocol.codec import dumps
 from .protocol.events import to_json
 from .protocol.messages import Message, MessageDelta
 from .records import dataclass
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
-
-def frame_of(action: str, payload: object) -> bytes:
-    return b"data: " + dumps(to_json(action, payload)) + b"\n\n"
+def frame_of(delta: MessageDelta) -> bytes:
+    return b"data: " + dumps(to_json("updated", delta)) + b"\n\n"
 
 
 @dataclass(slots=True, eq=False)
@@ -31,10 +27,12 @@ class Event:
     # What every stream gets; empty for what is not in the base protocol: tool output, retries.
     frame: bytes
     id_line: bytes  # what streams with ids get before the frame, or, if that is empty, in its place
-    key: str | None  # the message that this is growth of
-    supersedes: str | None  # the message whose queued growth this removes
+    message: str | None  # the message, or output of a tool, whose queued growth this removes
+    growth: bool  # whether this is growth of it, too
     size: int
-    delta: MessageDelta | None = None  # if this is growth: since the event before of that message
+    # If this is growth: since the event before of that message. Not in a replay, which may have
+    # skipped that one.
+    delta: MessageDelta | None = None
     delta_frame: bytes = b""  # the same encoded, once a linear stream was written to
 
     def to_replay(self) -> Event:
@@ -42,13 +40,8 @@ class Event:
         take memory beside it, and the garbage collector would look through them each time."""
         return Event(
             *(self.seq, self.action, self.kind, None, self.frame, self.id_line),
-            *(self.key, self.supersedes, self.size),
+            *(self.message, self.growth, self.size),
         )
-
-    @property
-    def message(self) -> str | None:
-        """The message, or the output of a tool, whose newer growth replaces this; None if none."""
-        return self.key if self.key is not None else self.supersedes
 
     @property
     def id_frame(self) -> bytes:
@@ -59,7 +52,7 @@ class Event:
     def linear_frame(self) -> bytes:
         if self.delta is None:
             return self.id_frame
-        self.delta_frame = self.delta_frame or frame_of("updated", self.delta)
+        self.delta_frame = self.delta_frame or frame_of(self.delta)
         return self.id_line + self.delta_frame
 
 
@@ -70,7 +63,7 @@ class Backlog:
 
     def __init__(self, limit: int) -> None:
         # The key of growth is its message, the key of a fact is the event itself.
-        self.entries: OrderedDict[str | Event, Event] = OrderedDict()
+        self.entries: OrderedDict[object, Event] = OrderedDict()
         self.bytes = 0
         self.limit = limit
 
@@ -79,18 +72,12 @@ class Backlog:
 
     def add(self, event: Event) -> bool:
         """Append an event; return whether it replaced older growth."""
-        growth = event.message
-        old = None if growth is None else self.entries.pop(growth, None)
+        old = None if event.message is None else self.entries.pop(event.message, None)
         if old is not None:
             self.bytes -= self._weight(old)
-        self.entries[event if event.key is None else event.key] = event
+        self.entries[event.message if event.growth else event] = event
         self.bytes += self._weight(event)
         return old is not None
-
-    def open(self, events: Iterable[Event]) -> None:
-        """Begin with these: a replay, in which growth may have been skipped."""
-        for event in events:
-            self.add(event)
 
     def pieces(self, event: Event) -> tuple[bytes, ...]:
         """What is written of an event that was in here to a stream with ids."""
@@ -116,27 +103,21 @@ class LinearBacklog(Backlog):
         super().__init__(limit)
         # By message, for queued growth that is not sent as its event has it: the delta whose
         # beginning it is sent from; None if it is sent whole.
-        self._begins: dict[str, MessageDelta | None] = {}
-
-    def open(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self.add(event)
-            if event.key is not None:
-                self._begins[event.key] = None  # what it continues may not be among the events
+        self._begins: dict[str | None, MessageDelta | None] = {}
 
     def add(self, event: Event) -> bool:
-        if event.supersedes is not None:
-            self._begins.pop(event.supersedes, None)
-        elif event.key is not None and (old := self.entries.get(event.key)) is not None:
-            begin = self._begins.get(event.key, old.delta)
+        if not event.growth:
+            self._begins.pop(event.message, None)
+        elif (old := self.entries.get(event.message)) is not None:
+            begin = self._begins.get(event.message, old.delta)
             fits = begin and event.delta and begin.part == event.delta.part
-            self._begins[event.key] = begin if fits else None
+            self._begins[event.message] = begin if fits else None
         return super().add(event)
 
     def pieces(self, event: Event) -> tuple[bytes, ...]:
-        if event.key is None or event.key not in self._begins:
+        if not event.growth or event.message not in self._begins:
             return (event.linear_frame,)
-        begin = self._begins.pop(event.key)
+        begin = self._begins.pop(event.message)
         if begin is None or not isinstance(event.payload, Message):
             return super().pieces(event)
-        return event.id_line, frame_of("updated", begin.until(event.payload))
+        return event.id_line, frame_of(begin.until(event.payload))

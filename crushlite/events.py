@@ -45,7 +45,7 @@ from .records import dataclass
 from .unique import random_hex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from .clock import Clock, Timer
     from .http.messages import ByteSink, Pairs
@@ -93,21 +93,14 @@ class Subscriber(Stream):
 
     headers: Pairs = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
 
-    def __init__(
-        self,
-        hub: Hub,
-        group: dict[Subscriber, None],
-        *,
-        first_id: bytes = b"",
-        opening: Sequence[Event] = (),
-    ) -> None:
+    def __init__(self, hub: Hub, group: dict[Subscriber, None]) -> None:
         self._hub = hub
         self._direct = group  # while it is written to
         self._tagged = group is not hub.base
         self.closed_reason = ""
         self.when_closed: Callable[[], object] | None = None
         self.sink: ByteSink | None = None
-        self._first_id = first_id  # the id line that a stream begins with, until it is written
+        self.first_id = b""  # the id line that a stream begins with, until it is written
         # For a stream that waits: the next check of its socket. Else: the next keep-alive comment.
         self._timer: Timer | None = None
         self._seen = 0  # sink.buffered at the last check
@@ -115,8 +108,6 @@ class Subscriber(Stream):
         self._excess = 0  # bytes of an oversized event that the transport may still hold
         kind = LinearBacklog if group is hub.linear else Backlog
         self.backlog = kind(hub.bounds.bytes)  # what is queued for it
-        # Not checked: a replay has half the bounds, and open requests must be shown.
-        self.backlog.open(opening)
 
     # For the owner of the stream.
 
@@ -207,9 +198,9 @@ class Subscriber(Stream):
     def _drain(self, sink: ByteSink) -> None:
         """Write what is queued while the sink takes it, then enter the group that fits."""
         backlog, chunk = self.backlog, self._hub.chunk
-        while (backlog.entries or self._first_id) and sink.writable:
-            parts, size = [self._first_id], 0
-            self._first_id = b""
+        while (backlog.entries or self.first_id) and sink.writable:
+            parts, size = [self.first_id], 0
+            self.first_id = b""
             while backlog.entries and size < chunk:
                 event = backlog.pop()
                 parts += backlog.pieces(event) if self._tagged else (event.frame,)
@@ -232,7 +223,7 @@ class Subscriber(Stream):
             self.fail(error)
 
     def _regroup(self, sink: ByteSink) -> None:
-        if self.backlog.entries or self._first_id:
+        if self.backlog.entries or self.first_id:
             self._start_watch()
         elif self.closed_reason:
             self._detach()
@@ -366,15 +357,11 @@ class Hub:
     def _event(
         self, action: str, payload: object, seq: int | None, *, growth: bool = False
     ) -> Event:
-        key = supersedes = None
+        message = payload.id if isinstance(payload, Message) else None
         if isinstance(payload, ToolOutput):
-            key = f"output of {payload.tool_call_id}"
-        elif growth:
-            if not isinstance(payload, Message) or action != "updated":
-                raise IllegalCall("only an update of a message can be growth")
-            key = payload.id
-        elif isinstance(payload, Message):
-            supersedes = payload.id
+            message, growth = f"output of {payload.tool_call_id}", True
+        elif growth and (message is None or action != "updated"):
+            raise IllegalCall("only an update of a message can be growth")
         body = to_json(action, payload)
         frame = b"data: " + dumps(body) + b"\n\n"
         id_line = b"" if seq is None else self._id_line(seq)
@@ -382,7 +369,7 @@ class Hub:
             id_line, frame = id_line + frame, b""
         size = len(id_line) + len(frame)
         kind = body["type"]
-        return Event(seq or 0, action, kind, payload, frame, id_line, key, supersedes, size)
+        return Event(seq or 0, action, kind, payload, frame, id_line, message, growth, size)
 
     def _follow(self, event: Event) -> None:
         """Keep the state of the messages that grow, and note what was appended to one."""
@@ -393,7 +380,7 @@ class Hub:
         if not isinstance(message, Message):
             return
         before = self._growing.pop(message.id, None)
-        if event.key is not None and before is not None:
+        if event.growth and before is not None:
             event.delta = MessageDelta.between(before, message)
         if message.finish is None and event.action != "deleted":
             self._growing[message.id] = message
@@ -475,8 +462,8 @@ class Hub:
         self.flush()
         tagged = resume or last_id is not None
         group = self.linear if tagged and deltas else self.tagged if tagged else self.base
+        subscriber = Subscriber(self, group)
         if self.closed:
-            subscriber = Subscriber(self, group)
             subscriber.end("hub")
             return subscriber
         start, opening = self._since(last_id)
@@ -489,8 +476,10 @@ class Hub:
             event = self._event("created", request, None)
             if not any(e.kind == event.kind and e.frame == event.frame for e in opening):
                 opening.append(event)
-        first_id = b"" if start is None or not tagged else self._id_line(start) + b"\n"
-        subscriber = Subscriber(self, group, first_id=first_id, opening=opening)
+        for event in opening:  # not checked: a replay is shorter, and open requests must be shown
+            subscriber.backlog.add(event)
+        if start is not None and tagged:
+            subscriber.first_id = self._id_line(start) + b"\n"
         self.waiting[subscriber] = None
         return subscriber
 

@@ -15,7 +15,6 @@ from .stream import EventStream
 from .wire import Wire, route
 
 if TYPE_CHECKING:
-    from ..clock import Clock
     from ..protocol.runs import RunComplete
 
 CREATE_SECONDS = 5.0  # how long `retire` waits for a create that is on its way
@@ -43,24 +42,18 @@ class RemoteWorkspace(WorkspaceRequests):
     ) -> RunStream:
         """A prompt and all events of its run, to be used in `async with`. `new_session`: the
         session was made for this prompt. The other options are those of `prompt`."""
-        return RunStream(
-            self, session_id=session_id, prompt=text, new_session=new_session, options=options
-        )
+        return RunStream(self, "", session_id).posting(text, new_session, options)
 
     def follow(self, run_id: str, session_id: str = "") -> RunStream:
         """The events of any run, also an ended one, from its beginning; for `async with`. The
         session is found if it is not given."""
-        return RunStream(self, run_id=run_id, session_id=session_id)
+        return RunStream(self, run_id, session_id)
 
 
 class Client(Wire):
     """One client of one daemon. The daemon counts claims on workspaces by `client_id`."""
 
-    def __init__(
-        self, address: str, *, token: str = "", client_id: str = "", clock: Clock | None = None
-    ) -> None:
-        super().__init__(address, token, client_id, clock)
-        self._opened: list[RemoteWorkspace] = []
+    _opened: tuple[RemoteWorkspace, ...] = ()
 
     async def __aenter__(self) -> Client:
         return self
@@ -92,7 +85,7 @@ class Client(Wire):
 
     def _opened_workspace(self, request: CreateWorkspace, info: Workspace) -> RemoteWorkspace:
         workspace = RemoteWorkspace(self, request, info)
-        self._opened.append(workspace)
+        self._opened += (workspace,)
         return workspace
 
     async def workspaces(self) -> list[Workspace]:

@@ -37,10 +37,9 @@ class Follower:
     """Decides which events of a workspace are about one run. Pure: it makes no requests."""
 
     def __init__(self, run_id: str, session_id: str, messages: Iterable[str] = ()) -> None:
-        """`messages` are those that are known to be of the run."""
+        """`messages` are those that are known to be of the run; others are added when seen."""
         self.ahead: set[str] = set()  # runs that must end before ours begins
-        self._messages = set(messages)
-        self.begun = bool(self._messages)  # a message of our run was seen
+        self.messages = set(messages)
         self._run_id = run_id
         self._session_id = session_id
         self._family = {session_id}  # our session, and those of its sub-agents
@@ -111,13 +110,12 @@ class Follower:
         return before
 
     def _own(self, message: Message) -> None:
-        self.begun = True
-        self._messages.add(message.id)
+        self.messages.add(message.id)
         self._calls.update(call.id for call in message.tool_calls)
 
     def _is_our_message(self, action: str, message: Message) -> bool:
         fresh = action == "created" and not self.ahead and message.id not in self._foreign
-        if fresh or message.id in self._messages:
+        if fresh or message.id in self.messages:
             self._own(message)
             return True
         return False
@@ -141,30 +139,26 @@ class RunStream:
     then. `lost` and `recovered` are yielded too: a caller who does not want to wait can leave.
     """
 
-    def __init__(
-        self,
-        workspace: WorkspaceRequests,
-        *,
-        run_id: str = "",
-        session_id: str = "",
-        prompt: str | None = None,
-        new_session: bool = False,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        """`new_session`: the session was made for this prompt, and had no run before."""
+    def __init__(self, workspace: WorkspaceRequests, run_id: str, session_id: str) -> None:
         self.workspace = workspace
         self.run_id = run_id
         self.session_id = session_id
         self.accepted: Accepted | None = None  # if we posted it
         self.ending: RunComplete | None = None
-        self._prompt = prompt
-        self._new_session = new_session
-        self._options = dict(options or {})
+        self._prompt: str | None = None  # that is to be posted
+        self._new_session = False
+        self._options: dict[str, Any] = {}
         self._events: EventStream | None = None
         self._follower = Follower(run_id, session_id)
         self._last_id = ""  # of an event on another stream, which this one continues
         self._pending: deque[Envelope] = deque()
         self._gap = False  # events may be missing: the transcript must be read
+
+    def posting(self, prompt: str, new_session: bool, options: dict[str, Any]) -> RunStream:
+        """Post a prompt. `new_session`: the session was made for it, and had no run before. To be
+        called first."""
+        self._prompt, self._new_session, self._options = prompt, new_session, dict(options)
+        return self
 
     def continuing(self, last_id: str, messages: Iterable[str]) -> RunStream:
         """Yield only what comes after an event that was seen on another stream, as the beginning of
@@ -193,7 +187,7 @@ class RunStream:
             elif self._last_id:
                 self._events = EventStream(self.workspace, last_id=self._last_id)
                 await self._events.__aenter__()
-                if not self._follower.begun:
+                if not self._follower.messages:
                     await self._look_ahead(())
                     self._gap = bool(self._follower.ahead)  # some of their events may be missed
             elif self._prompt is None:
@@ -300,7 +294,7 @@ class RunStream:
             self._pending.append(event)
         elif self._follower.take(event):
             complete = isinstance(event.payload, RunComplete)
-            if complete and event.payload.message_id and not self._follower.begun:
+            if complete and event.payload.message_id and not self._follower.messages:
                 self._gap = True  # its beginning was missed: the transcript has it, and the end
             else:
                 self._pending.append(event)
@@ -312,7 +306,8 @@ class RunStream:
             messages = await self.workspace.messages(self.session_id)
             runs = await self.workspace.runs(self.session_id)
             ours = next((run for run in runs if run.run_id == self.run_id), None)
-            if ours is not None and _is_missing(ours, messages):
+            last = ours.message_id if ours is not None else ""
+            if last and all(message.id != last for message in messages):
                 # It began and ended between the two: now the transcript has all of it.
                 messages = await self.workspace.messages(self.session_id)
         except CrushliteError as error:
@@ -327,11 +322,6 @@ class RunStream:
         self._pending.extend(Envelope("message", "updated", message) for message in restored)
         if ours.state == "ended":
             self._pending.append(Envelope("run_complete", "updated", ending_of(ours)))
-
-
-def _is_missing(run: RunInfo, messages: list[Message]) -> bool:
-    """Whether the last message of a run that has ended is not among these."""
-    return bool(run.message_id) and all(message.id != run.message_id for message in messages)
 
 
 def ending_of(info: RunInfo) -> RunComplete:

@@ -84,10 +84,7 @@ class WorkspaceRequests:
         request = Prompt(
             *(session_id, text, run_id or "", list(attachments), when_busy),
             *(detach, max_cost, max_steps, auto_approve),
-            reasoning_effort=reasoning_effort,
-            think=think,
-            models=dict(models or {}),
-            max_seconds=max_seconds,
+            *(reasoning_effort, think, dict(models or {}), max_seconds),
         )
         return await self.wire.request(Accepted, "POST", self.at("agent"), request)
 

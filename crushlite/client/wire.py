@@ -83,7 +83,9 @@ class _Stream(Protocol):
 class Wire:
     """The connections of one client to one daemon, and what must end when the client is closed."""
 
-    def __init__(self, address: str, token: str, client_id: str, clock: Clock | None) -> None:
+    def __init__(
+        self, address: str, *, token: str = "", client_id: str = "", clock: Clock | None = None
+    ) -> None:
         connector, host = _connector(address)
         headers = (("Authorization", f"Bearer {token.strip()}"),) if token else ()
         self.address = address

@@ -33,7 +33,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..clock import resolve_once
-from .limits import BodyBudget, Capacity, Deadline, Rank
+from .limits import BodyBudget, Capacity, Deadline, Limits, Rank
 from .messages import HTTPError, Peer, Request, Response, Stream, overloaded
 from .outbox import CONTINUE, Outbox, date_line, frame_response, frame_stream, slices
 from .parsing import HeadParser, find_head, too_large
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..clock import Clock
-    from .limits import Limits
     from .messages import Kind, RequestHead
     from .parsing import ParsedHead
     from .router import Admission, Handler, Router
 
     Translate = Callable[[Exception], HTTPError | None]
+    HasToken = Callable[[int, bytes], bool]
 
 log = logging.getLogger(__name__)
 
@@ -63,14 +63,25 @@ class State(enum.Enum):
 
 
 class Owner:
-    """What the connections of a server share; `HTTPServer` adds listening and leaving."""
+    """What the connections of a server share; `HTTPServer` adds listening and leaving. `translate`
+    gives the answer for exceptions of handlers; one that it does not know (None) is logged and
+    answered with 500. `has_token` says whether the first bytes of a TCP connection to a port show
+    who it is; only they count in a flood."""
 
     def __init__(
-        self, router: Router, clock: Clock, limits: Limits, translate: Translate | None
+        self,
+        router: Router,
+        *,
+        clock: Clock,
+        limits: Limits | None = None,
+        translate: Translate | None = None,
+        has_token: HasToken | None = None,
     ) -> None:
+        limits = limits or Limits()
         self.router = router
         self.clock = clock
         self.limits = limits
+        self.has_token = has_token
         self.parser = HeadParser(limits)
         self.expected_uid = os.geteuid()
         self.draining = False

@@ -28,17 +28,16 @@ from typing import TYPE_CHECKING
 
 from ..clock import wait_at_most
 from .connection import Connection, Owner
-from .limits import Limits, Rank
+from .limits import Rank
 from .messages import overloaded
 from .peer import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..clock import Clock, Timer
-    from .connection import Translate
+    from ..clock import Timer
+    from .connection import HasToken
     from .messages import Kind
-    from .router import Router
 
 _CANCEL_GRACE = 1.0  # seconds for the last tasks to end
 _BACKLOG = 4096  # a burst waits in the kernel, which may allow fewer
@@ -57,32 +56,19 @@ log = logging.getLogger(__name__)
 
 
 class HTTPServer(Owner):
-    """Serves the routes of a router. `translate` gives the answer for exceptions of handlers; one
-    that it does not know (None) is logged and answered with 500. `has_token` says whether the first
-    bytes of a TCP connection to a port show who it is; only they count in a flood."""
+    """Serves the routes of a router; see `Owner` for the arguments."""
 
-    def __init__(
-        self,
-        router: Router,
-        *,
-        clock: Clock,
-        limits: Limits | None = None,
-        translate: Translate | None = None,
-        has_token: Callable[[int, bytes], bool] | None = None,
-    ) -> None:
-        super().__init__(router, clock, limits or Limits(), translate)
-        self._has_token = has_token
-        self._acceptors: list[Acceptor] = []
+    _acceptors: tuple[Acceptor, ...] = ()
 
     async def listen(self, sock: socket.socket) -> None:
         """Serve on a bound socket, unix or TCP. The server closes it and never unlinks its path."""
-        has_token = None if sock.family == socket.AF_UNIX else self._has_token
-        self._acceptors.append(Acceptor(sock, self, has_token))
+        has_token = None if sock.family == socket.AF_UNIX else self.has_token
+        self._acceptors += (Acceptor(sock, self, has_token),)
 
     def stop_listening(self) -> None:
         for acceptor in self._acceptors:
             acceptor.close()
-        self._acceptors.clear()
+        self._acceptors = ()
 
     async def drain(self, timeout: float) -> None:
         """Stop listening, and close all connections: idle ones at once, those with a request in
@@ -120,9 +106,7 @@ class Acceptor:
     """Accepts on one bound socket, unix or TCP, until `close`, which closes it. In a flood
     `has_token`, if there is one, is called with the port and the first bytes of each newcomer."""
 
-    def __init__(
-        self, sock: socket.socket, owner: Owner, has_token: Callable[[int, bytes], bool] | None
-    ) -> None:
+    def __init__(self, sock: socket.socket, owner: Owner, has_token: HasToken | None) -> None:
         self._sock = sock
         self._owner = owner
         self._clock = owner.clock

@@ -393,7 +393,7 @@ class ObserverTest(Case):
         self.assertEqual(last.seq, 2)
         self.assertIs(event.payload, payload)
         self.assertEqual((event.seq, event.action, event.kind), (1, "updated", "message"))
-        self.assertEqual((event.key, event.supersedes), ("m", None))
+        self.assertEqual((event.message, event.growth), ("m", True))
         self.assertEqual(event.id_frame, b"id: e-1\n" + event.frame)
         self.assertEqual(event.size, len(event.id_frame))
 
