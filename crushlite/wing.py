@@ -138,8 +138,7 @@ class Guards:
         return content, metadata
 
     async def stop(self, text: str) -> str:
-        """The agent is done, and `text` is what it said last: returns what it must do before the
-        turn ends; empty if it may end."""
+        """The agent is done, and said `text` last: returns what it must do first, or nothing."""
         return ""
 
 
@@ -326,6 +325,5 @@ class Wing:
         """The daemon has left, or could not start: called at least once, also without `started`."""
 
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart | None:
-        """A workspace has opened; no request has reached it yet. The place to import what a daemon
-        without workspaces does not need."""
+        """A workspace has opened, before any request. Import here what only workspaces need."""
         return None

@@ -77,7 +77,8 @@ LISTED = ("tools", "prompts", "resources")  # of a tool server
 ABSENT = (
     *("/config/set", "/config/remove", "/config/compact", "/config/provider-key"),
     *("/config/refresh-oauth", "/project/init", "/skills/read", "/mcp/auth", "/mcp/get-prompt"),
-    *("/mcp/docker/enable", "/mcp/docker/disable", "/agent/sessions/{sid}/shell"),
+    *("/mcp/docker/enable", "/mcp/docker/disable"),
+    *("/agent/sessions/{sid}/shell", "/agent/sessions/{sid}/summarize"),
 )
 
 TABLE: tuple[Entry, ...] = (
@@ -123,7 +124,6 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", SMALL_MODEL, agent.small_model, gives=SelectedModel, params=(agent.PROVIDER,)),
     Entry("GET", A, agent.agent_session, gives=Session),
     Entry("POST", A + "/cancel", agent.cancel, **CANCEL),
-    Entry("POST", A + "/summarize", agent.summarize),
     Entry("GET", A + "/prompts", agent.queue, gives=list[QueuedPrompt]),
     Entry("DELETE", A + "/prompts/{run_id}", agent.remove_queued),
     Entry("GET", A + "/prompts/queued", agent.queued, gives=int),
@@ -163,8 +163,7 @@ TABLE: tuple[Entry, ...] = (
 
 
 def whole_table(wings: Sequence[Wing]) -> tuple[Entry, ...]:
-    """The table of the core with the routes of wings. One with the method and pattern of a core
-    route takes its place; others come after them."""
+    """The table of the core with the routes of wings, which take the place of the core's own."""
     rows = {(entry.method, entry.pattern): entry for entry in TABLE}
     rows |= {(entry.method, entry.pattern): entry for wing in wings for entry in wing.routes()}
     return tuple(rows.values())

@@ -360,6 +360,5 @@ def _environment(env: list[str] | None) -> Mapping[str, str]:
 
 
 def _for_commands(env: Mapping[str, str]) -> Mapping[str, str]:
-    """A client that does not send all of its environment, which has a PATH, adds to the daemon's:
-    a command could find nothing without one."""
+    """With the daemon's, unless it has a PATH: without one, commands could find nothing."""
     return env if "PATH" in env else {**os.environ, **env}

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from ..clock import all_done, resolve_once, wait_at_most
 from ..errors import (
-    BadRequest,
     LimitReached,
     NotQueued,
     NotSaved,
@@ -40,7 +39,7 @@ from ..unique import new_id
 from .agents import AgentSlot, run_agent
 from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
-from .prompts import Failure, digest_of, explain, read_prompt, refuse_child, words
+from .prompts import Failure, digest_of, explain, read_prompt, words
 from .tasks import OwnedTasks
 from .turn import LiveTurn
 from .workspace_base import tolerated
@@ -158,14 +157,6 @@ class Runner:
     async def summarize(self, session_id: str) -> None:
         """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
         its end, also if it was canceled; raises what went wrong."""
-        refuse_child(session_id)
-        agent = self.agents.require(session_id)
-        session = await self._workspace.store.read(session_rows.get_session, session_id)
-        if not session.message_count and not self.busy(session_id):
-            return
-        if not agent.summarizes:
-            raise BadRequest("this agent cannot summarize: it has no such method")
-        self._workspace.summarizer()  # raises NotFound if there is none
         self._workspace.endings.require_none()
         request = Prompt(session_id, run_id=new_id())
         run = self._runs.accept(session_id, request.run_id, WhenBusy.REJECT)
@@ -288,8 +279,7 @@ class Runner:
         return live.turn
 
     def _user_message(self, live: LiveRun, turn: LiveTurn) -> LiveMessage:
-        """Put a run's prompt into the transcript, as part of a turn; its row is inserted in the
-        transaction that marks the run's row as started."""
+        """Add a run's prompt to the transcript; one transaction stores it and starts the run."""
         scope, run_id, carrier = self._workspace.store.scope, live.run.run_id, live.folded_into
         message, started_at = live.user_message(self._workspace.clock.now()), live.started_at
         live.user = self._workspace.transcript.create(

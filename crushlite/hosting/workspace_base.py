@@ -72,8 +72,7 @@ class AllWatches(list["CommandWatch"]):
 
 
 class WorkspaceBase:
-    """`scope` names its rows in the store; `endings` are those of the store, `claims` those of the
-    server, whose effects `perform_claims` performs."""
+    """`scope` names its rows in the store; `perform_claims` performs effects of the `claims`."""
 
     def __init__(  # noqa: PLR0913 - everything a workspace is made of, by keyword
         self,
