@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     # Called with the turn, the id of its tool call, the prompt, the sub-agent and a title.
     Delegate = Callable[[Any, str, str, Agent, str], Coroutine[Any, Any, Delegated]]
-    # Called with the session's prompt, the agent, and the turn that asks for a summary, or None.
+    # Called with the session's prompt, the agent, and the turn that asks for a summary.
     Summarizer = Callable[[Prompt, Agent, Any], Coroutine[Any, Any, None]]
 
 T = TypeVar("T")

@@ -71,8 +71,6 @@ class Verdict(int):
     def __repr__(self) -> str:
         return str(bool(self))
 
-    __str__ = __repr__
-
 
 @dataclass(frozen=True, slots=True)
 class Scope:

@@ -107,10 +107,9 @@ class AgentSlot:
         await self._close(leaving)
 
     async def close(self) -> None:
-        present = [] if self.agent is None else [self.agent]
-        leaving = [*self._replaced, *self._chosen.values(), *present]
+        leaving = [*self._replaced, *self._chosen.values(), self.agent]
         self._replaced, self._chosen = [], {}
-        await self._close(leaving)
+        await self._close([agent for agent in leaving if agent is not None])
 
     async def _close(self, leaving: list[Agent]) -> None:
         for agent in leaving:
