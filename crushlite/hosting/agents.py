@@ -143,10 +143,9 @@ class _BlockingTurn:
         return call
 
     async def _guarded(self, work: Coroutine[Any, Any, Any]) -> Any:
-        if self._stopped:
-            work.close()
-            raise TurnOver(f"run {self._turn.run_id} was canceled")
         self._waiting = asyncio.ensure_future(work)
+        if self._stopped:
+            self._waiting.cancel()  # before its first step
         try:
             return await self._waiting
         except asyncio.CancelledError:

@@ -148,8 +148,7 @@ class Backend:
         return next(live, None) or self._unclaimed.get(key)
 
     def _discard_unclaimed(self, key: Path) -> None:
-        """No create is under way at a path: close a workspace that none of them could claim, as
-        their clients retired meanwhile, or the server is leaving."""
+        """Close a workspace that no create could claim: clients retired, or the server leaves."""
         workspace = self._unclaimed.pop(key, None)
         if workspace is not None:
             self._begin_teardown(workspace)

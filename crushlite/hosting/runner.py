@@ -282,8 +282,7 @@ class Runner:
         return live.user
 
     async def _call_agent(self, turn: LiveTurn) -> None:
-        """What the agent task runs: ready, the parts' word on the prompt, the agent, the end. An
-        agent that tries to exit the process only fails its own turn."""
+        """The agent task. An agent that tries to exit the process only fails its own turn."""
         try:
             await self.agents.ready(turn.agent)
             await turn.guards.prompt(turn.prompt)
