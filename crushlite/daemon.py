@@ -261,8 +261,7 @@ class Daemon:
         log.info("left")
 
     async def loopback(self, port: int = 0) -> tuple[str, int]:
-        """URL and port of a TCP listener of ours; if there is none (on this port, unless it is 0)
-        one is opened, guarded like those of the start."""
+        """See wing.Ports. A port that is opened is guarded like those of the start."""
         async with self._opening:
             for address in self.addresses:
                 if address.port and port in (0, address.port):

@@ -104,8 +104,7 @@ class ServerInUse(Conflict):
 
 
 class StoreUnusable(Conflict):
-    """The database of a data directory cannot be used at all; the file is left as it is. Never 503:
-    see ShuttingDown."""
+    """The database cannot be used at all, and is left as it is. Never 503: see ShuttingDown."""
 
     code = "store_unusable"
 

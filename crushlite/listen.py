@@ -145,8 +145,7 @@ class Listener:
 
 
 def listen(address: Address, prepare: Callable[[int], None] | None = None) -> Listener:
-    """Bind and listen; raises UsageError if that is not possible. On TCP `prepare` is called with
-    the port when it is bound and before a client can connect."""
+    """Bind and listen, or raise UsageError. On TCP `prepare` gets the port before any client."""
     return _listen_unix(address) if address.path else _listen_tcp(address, prepare)
 
 
@@ -204,8 +203,7 @@ def directory_lock(directory: str | Path) -> Iterator[None]:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a daemon that is dead. Raises UsageError if the path is anything else,
-    or if a daemon may still listen there."""
+    """Remove the socket of a dead daemon. Raises UsageError if it is, or may be, anything else."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -269,8 +267,7 @@ class TokenFile:
 
 
 def file_identity(path: str | Path) -> tuple[int, int, int] | None:
-    """What distinguishes a file from its successor, which may have the same inode number; None if
-    there is no file."""
+    """Tells a file from a successor with the same inode number; None if there is no file."""
     try:
         status = os.stat(path)
     except OSError:

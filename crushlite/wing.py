@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     # Called with the turn, the id of its tool call, the prompt, the sub-agent and a title.
     Delegate = Callable[[Any, str, str, Agent, str], Coroutine[Any, Any, Delegated]]
-    # Called with the session's prompt, the agent, and the turn that asks for a summary, or None.
+    # Called with the session's prompt, the agent, and the turn that asks for a summary.
     Summarizer = Callable[[Prompt, Agent, Any], Coroutine[Any, Any, None]]
 
 T = TypeVar("T")
@@ -138,8 +138,7 @@ class Guards:
         return content, metadata
 
     async def stop(self, text: str) -> str:
-        """The agent is done, and `text` is what it said last: returns what it must do before the
-        turn ends; empty if it may end."""
+        """The agent is done, and said `text` last: returns what it must do first, or nothing."""
         return ""
 
 
@@ -214,8 +213,7 @@ class WorkspacePart:
         """A session is gone."""
 
     async def more_cost(self, turn: Any, cost: float, limit: float) -> float:
-        """A turn has cost as much as its limit allows, or more, in dollars: returns the limit that
-        holds from now on. The agent waits for it."""
+        """A turn has cost its limit (dollars), or more: returns the limit from now on. Awaited."""
         return limit
 
     async def commands(self) -> Sequence[Any]:
@@ -326,6 +324,5 @@ class Wing:
         """The daemon has left, or could not start: called at least once, also without `started`."""
 
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart | None:
-        """A workspace has opened; no request has reached it yet. The place to import what a daemon
-        without workspaces does not need."""
+        """A workspace has opened, before any request. Import here what only workspaces need."""
         return None

@@ -71,8 +71,6 @@ class Verdict(int):
     def __repr__(self) -> str:
         return str(bool(self))
 
-    __str__ = __repr__
-
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -208,8 +206,7 @@ class TurnCommands(Jobs, Protocol):
     async def start(self, command: str | Sequence[str], **options: Any) -> RunningCommand: ...
 
     async def settle(self) -> None:
-        """Wait until the watches of commands that have ended are done: what the agent does next
-        must not be taken for the doing of those commands."""
+        """Wait for the watches of ended commands: what the agent does next is not their doing."""
 
     async def end(self) -> None:
         """The agent is gone: kill what it left running, unless it was kept. Returns when all that
@@ -244,8 +241,7 @@ class Turn(Jobs, Protocol):
     async def session(self) -> Session: ...
 
     async def history(self) -> list[Message]:
-        """The session's messages, oldest first, this turn's own included. To be read only: the
-        next call returns the same objects again."""
+        """The session's messages, oldest first, this turn's own included. To be read only."""
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         """The session and its messages, in one read; see `history`."""
@@ -298,8 +294,7 @@ class Turn(Jobs, Protocol):
         """Whether the agent must end the turn: no further tool is allowed."""
 
     async def before_stop(self) -> bool:
-        """Ask whether the turn may end, when the agent is done. If not, there is another user
-        message, which says what to do first: see `history`."""
+        """Ask whether the turn may end. If not, a new user message in `history` says what to do."""
 
     def progress(self, id: str, output: str) -> None:
         """Show clients the output of a running tool so far; it is not stored."""

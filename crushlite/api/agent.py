@@ -102,12 +102,6 @@ async def _receipt(
     return answer(receipt)
 
 
-async def summarize(context: Context, request: Request) -> Response:
-    """Summarize a session. Answered when the summary is done; it goes on if the client leaves."""
-    await context.workspace(request).runs.summarize(request.params["sid"])
-    return EMPTY
-
-
 # The queue ------------------------------------------------------------------------------------
 
 

@@ -97,12 +97,11 @@ class Guard:
         if from_file and origins == ["null"] and _posts_form(head):
             return
         own = f"http://{head.headers.get('Host')}"
-        if origins and (head.peer.kind != "tcp" or origins != [own]):
-            raise HTTPError(403, "foreign_origin", "requests on behalf of other sites are refused")
+        foreign = bool(origins) and (head.peer.kind != "tcp" or origins != [own])
         # Browsers leave Origin out of many GETs, but most send Sec-Fetch-Site. A person may follow
         # a link from another site; a page of another site may not embed ours.
         sites = head.headers.get_all("Sec-Fetch-Site")
-        if not OWN_SITES.issuperset(sites) and not _follows_link(head):
+        if foreign or (not OWN_SITES.issuperset(sites) and not _follows_link(head)):
             raise HTTPError(403, "foreign_origin", "requests on behalf of other sites are refused")
 
     def _check_token(self, head: RequestHead) -> None:

@@ -30,8 +30,7 @@ async def list_permissions(context: Context, request: Request) -> Response:
 
 
 async def grant(context: Context, request: Request) -> Response:
-    """Answer a permission request as the base protocol does it: the client sends the whole request
-    back, of which only the id is read."""
+    """Answer as in the base protocol: the client sends the whole request; only its id is read."""
     workspace = context.workspace(request)
     wanted = body(Grant, request)
     request_id = wanted.permission.get("id")

@@ -32,8 +32,7 @@ async def no_map(context: Context, request: Request) -> Response:
 
 
 async def nothing_to_do(context: Context, request: Request) -> Response:
-    """For what has no servers to start or stop, no configuration files to read again, and no
-    place to note that a file was read."""
+    """There are no servers, no configuration files, and no place to note that a file was read."""
     context.workspace(request)
     return EMPTY
 
@@ -47,7 +46,7 @@ async def absent(context: Context, request: Request) -> Response:
     context.workspace(request)
     raise NotFound(
         "this daemon has no part that answers this: it was made without configuration files, "
-        "skills, tool servers, language servers or commands"
+        "skills, tool servers, language servers, commands or summaries"
     )
 
 

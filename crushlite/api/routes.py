@@ -34,7 +34,7 @@ from ..protocol.workspaces import (
     Workspace,
 )
 from ..threads import DaemonThreads
-from . import agent, dialogs, features, sessions, system, workspaces
+from . import agent, dialogs, features, sessions, workspaces
 from .context import MAX_WAIT, read
 from .entry import MIB, Entry, Param, W, alive
 
@@ -77,15 +77,16 @@ LISTED = ("tools", "prompts", "resources")  # of a tool server
 ABSENT = (
     *("/config/set", "/config/remove", "/config/compact", "/config/provider-key"),
     *("/config/refresh-oauth", "/project/init", "/skills/read", "/mcp/auth", "/mcp/get-prompt"),
-    *("/mcp/docker/enable", "/mcp/docker/disable", "/agent/sessions/{sid}/shell"),
+    *("/mcp/docker/enable", "/mcp/docker/disable"),
+    *("/agent/sessions/{sid}/shell", "/agent/sessions/{sid}/summarize"),
 )
 
 TABLE: tuple[Entry, ...] = (
     # The daemon itself.
-    Entry("GET", "/v1/health", system.health, urgent=True, instant=alive),
-    Entry("GET", "/v1/version", system.version, gives=VersionInfo),
-    Entry("POST", "/v1/control", system.control, takes=Control),
-    Entry("DELETE", "/v1/clients/{client_id}", system.retire_client),
+    Entry("GET", "/v1/health", workspaces.health, urgent=True, instant=alive),
+    Entry("GET", "/v1/version", workspaces.version, gives=VersionInfo),
+    Entry("POST", "/v1/control", workspaces.control, takes=Control),
+    Entry("DELETE", "/v1/clients/{client_id}", workspaces.retire_client),
     # Workspaces. A create carries a whole environment.
     Entry("POST", WS, workspaces.create, CreateWorkspace, Workspace, body_limit=4 * MIB),
     Entry("GET", WS, workspaces.list_workspaces, gives=list[Workspace]),
@@ -123,7 +124,6 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", SMALL_MODEL, agent.small_model, gives=SelectedModel, params=(agent.PROVIDER,)),
     Entry("GET", A, agent.agent_session, gives=Session),
     Entry("POST", A + "/cancel", agent.cancel, **CANCEL),
-    Entry("POST", A + "/summarize", agent.summarize),
     Entry("GET", A + "/prompts", agent.queue, gives=list[QueuedPrompt]),
     Entry("DELETE", A + "/prompts/{run_id}", agent.remove_queued),
     Entry("GET", A + "/prompts/queued", agent.queued, gives=int),
@@ -163,8 +163,7 @@ TABLE: tuple[Entry, ...] = (
 
 
 def whole_table(wings: Sequence[Wing]) -> tuple[Entry, ...]:
-    """The table of the core with the routes of wings. One with the method and pattern of a core
-    route takes its place; others come after them."""
+    """The table of the core with the routes of wings, which take the place of the core's own."""
     rows = {(entry.method, entry.pattern): entry for entry in TABLE}
     rows |= {(entry.method, entry.pattern): entry for wing in wings for entry in wing.routes()}
     return tuple(rows.values())

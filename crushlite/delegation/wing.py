@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 from ..wing import Wing, WorkspacePart
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..api.entry import Entry
     from ..wing import Delegate, OpenWorkspace, Summarizer
 
 
 class DelegationWing(Wing):
+    def routes(self) -> Sequence[Entry]:
+        from .routes import ROUTES
+
+        return ROUTES
+
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart:
         return DelegationPart(workspace)
 

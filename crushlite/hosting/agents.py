@@ -107,10 +107,9 @@ class AgentSlot:
         await self._close(leaving)
 
     async def close(self) -> None:
-        present = [] if self.agent is None else [self.agent]
-        leaving = [*self._replaced, *self._chosen.values(), *present]
+        leaving = [*self._replaced, *self._chosen.values(), self.agent]
         self._replaced, self._chosen = [], {}
-        await self._close(leaving)
+        await self._close([agent for agent in leaving if agent is not None])
 
     async def _close(self, leaving: list[Agent]) -> None:
         for agent in leaving:
@@ -144,10 +143,9 @@ class _BlockingTurn:
         return call
 
     async def _guarded(self, work: Coroutine[Any, Any, Any]) -> Any:
-        if self._stopped:
-            work.close()
-            raise TurnOver(f"run {self._turn.run_id} was canceled")
         self._waiting = asyncio.ensure_future(work)
+        if self._stopped:
+            self._waiting.cancel()  # before its first step
         try:
             return await self._waiting
         except asyncio.CancelledError:

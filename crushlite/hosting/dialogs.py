@@ -193,9 +193,8 @@ class _Dialogs(ABC, Generic[R, A]):
             self._opening.discard(queue)
 
     def _watch(self, entry: _Entry[R, A], since: float | None) -> None:
-        """Close an entry once no interactive client was there for the whole period, `since` when.
-        Looked at a few times per period: who reconnects between two looks was never away, and who
-        leaves late leaves the others the full time to come."""
+        """Close an entry once no interactive client was there for a whole period, `since` when. A
+        client that is back at the next look was never away; when one leaves the period begins."""
         seconds = self._unattended
         if seconds is None or entry.answer.done():
             return
@@ -473,32 +472,29 @@ class Questions(_Dialogs[QuestionBatch, Answers]):
     def listed(self) -> list[QuestionBatch]:
         return [entry.request for entry in self._open_entries()]
 
-    def answer(self, batch_id: str, responses: list[QuestionResponse], by: str = "") -> Resolution:
+    def answer(self, batch_id: str, responses: Answers, by: str = "") -> Resolution:
         """Answer the open batch: by id, or, as the Crush client does, by its question ids."""
         found = self._find(batch_id) if batch_id else self._holding(responses)
         entry = self._answerable(found)
         if entry is None:
             return self._too_late(batch_id)
         asked = {question.id for question in entry.request.questions}
-        unknown = [r.request_id for r in responses if r.request_id not in asked]
+        unknown = [r.request_id for r in responses or () if r.request_id not in asked]
         if unknown:
             raise BadRequest(f"question {unknown[0]!r} is not part of batch {entry.request.id}")
-        self._close(entry, list(responses), by)
+        self._close(entry, responses, by)
         return Resolution(True, by)
 
     def cancel(self, batch_id: str = "", by: str = "") -> Resolution:
         """Dismiss a batch, or whichever is open."""
-        found = self._find(batch_id) if batch_id else next(iter(self._open_entries()), None)
-        entry = self._answerable(found)
-        if entry is None:
-            return self._too_late(batch_id)
-        self._close(entry, None, by)
-        return Resolution(True, by)
+        return self.answer(batch_id, None, by)
 
-    def _holding(self, responses: list[QuestionResponse]) -> _Entry[QuestionBatch, Answers] | None:
-        named = {response.request_id for response in responses}
+    def _holding(self, responses: Answers) -> _Entry[QuestionBatch, Answers] | None:
+        """The open batch with one of these questions; any, if it is to be dismissed."""
+        named = {response.request_id for response in responses or ()}
         for entry in self._open_entries():
-            if not named.isdisjoint(question.id for question in entry.request.questions):
+            asked = {question.id for question in entry.request.questions}
+            if responses is None or named & asked:
                 return entry
         return None
 

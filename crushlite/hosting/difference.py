@@ -22,7 +22,7 @@ Pair = tuple[int, int]  # the place of a line in the old list and in the new one
 
 def difference(old: str, new: str) -> list[str]:
     """The changed lines behind + and -, with those around them; `@@` where some are left out."""
-    rows = _all_rows(_lines(old), _lines(new))
+    rows = _rows(_lines(old), _lines(new))
     changed = [at for at, (sign, _) in enumerate(rows) if sign != " "]
     near = {at + by for at in changed for by in range(-CONTEXT, CONTEXT + 1)}
     shown: list[str] = []
@@ -36,55 +36,32 @@ def difference(old: str, new: str) -> list[str]:
     return shown
 
 
-def _all_rows(old: list[str], new: list[str]) -> list[Row]:
-    """All lines of both texts. Only those between the first change and the last are compared: of a
-    long file that is edited, these are few."""
+def _rows(old: list[str], new: list[str], rounds: int = ROUNDS) -> list[Row]:
+    """All lines of two lists. Equal ones at both ends are not compared: of a long file that is
+    edited, these are most. Between two anchors it is the same again, `rounds` times at most."""
     most = min(len(old), len(new))
     head = next((at for at in range(most) if old[at] != new[at]), most)
     most -= head
     tail = next((at for at in range(most) if old[-1 - at] != new[-1 - at]), most)
+    gone, come = old[head : len(old) - tail], new[head : len(new) - tail]
     rows = [(" ", line) for line in old[:head]]
-    rows += _rows(old[head : len(old) - tail], new[head : len(new) - tail])
-    return rows + [(" ", line) for line in old[len(old) - tail :]]
-
-
-def _rows(old: list[str], new: list[str], rounds: int = ROUNDS) -> list[Row]:
-    """All lines of two lists."""
-    rows: list[Row] = []
-    same = _unchanged(old, new) if rounds else []
     i = j = 0
-    for at_old, at_new in [*same, (len(old), len(new))]:
-        gone, come = old[i:at_old], new[j:at_new]
-        if same and gone and come:
-            rows += _rows(gone, come, rounds - 1)
-        else:
-            rows += [("-", line) for line in gone] + [("+", line) for line in come]
-        rows += [(" ", line) for line in old[at_old : at_old + 1]]
+    for at_old, at_new in _anchors(gone, come) if rounds else []:
+        if i < at_old or j < at_new:
+            rows += _rows(gone[i:at_old], come[j:at_new], rounds - 1)
+        rows.append((" ", gone[at_old]))
         i, j = at_old + 1, at_new + 1
-    return rows
+    if i or j:
+        rows += _rows(gone[i:], come[j:], rounds - 1)
+    else:
+        rows += [("-", line) for line in gone] + [("+", line) for line in come]
+    return rows + [(" ", line) for line in old[len(old) - tail :]]
 
 
 def _lines(text: str) -> list[str]:
     """The lines of a text, each with its line end, which is LF only."""
     *complete, rest = text.split("\n")
     return [f"{line}\n" for line in complete] + ([rest] if rest else [])
-
-
-def _unchanged(old: list[str], new: list[str]) -> list[Pair]:
-    """The places of lines that stay, rising in both lists."""
-    found: list[Pair] = []
-    i = j = 0
-    for end_old, end_new in [*_anchors(old, new), (len(old), len(new))]:
-        while i < end_old and j < end_new and old[i] == new[j]:
-            found.append((i, j))
-            i, j = i + 1, j + 1
-        back = 0
-        most = min(end_old - i, end_new - j)
-        while back < most and old[end_old - back - 1] == new[end_new - back - 1]:
-            back += 1
-        i, j = end_old, end_new
-        found += zip(range(i - back, i), range(j - back, j), strict=True)
-    return found
 
 
 def _anchors(old: list[str], new: list[str]) -> list[Pair]:

@@ -16,6 +16,9 @@ from .prompts import digest_of
 from .transcript import new_message
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
     from ..agent.base import Agent
     from ..clock import Timer
     from ..errors import LimitReached
@@ -26,9 +29,7 @@ if TYPE_CHECKING:
     from .transcript import LiveMessage
     from .turn import LiveTurn
 
-# The kinds of runs.
-PROMPT = "prompt"
-SUMMARIZE = "summarize"  # not a prompt: no row, no user message, no run_complete
+    Summarizing = Callable[[Prompt], Coroutine[Any, Any, None]]
 
 SHOWN_PROMPT = 200  # characters of a prompt in a list of runs
 # What a row and the wire call by the same name.
@@ -38,13 +39,16 @@ _SAME = {field.name for field in fields(RunInfo)} & {field.name for field in fie
 class LiveRun:
     """A run from its acceptance until its ending is written. Only the Runner writes these."""
 
-    def __init__(self, run: Run, request: Prompt, now: float, kind: str = PROMPT) -> None:
+    def __init__(
+        self, run: Run, request: Prompt, now: float, summarize: Summarizing | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         # acceptance
         self.run = run
         self.request = request
-        self.kind = kind
-        self.digest = digest_of(request) if kind == PROMPT else ""
+        # What it does, if it is no prompt: then it has no row, user message or run_complete.
+        self.summarize = summarize
+        self.digest = digest_of(request) if summarize is None else ""
         self.accepted_at = now
         self._commit: bool | Exception = False  # as `committed` returns or raises it,
         self._decided = asyncio.Event()  # once this is set
@@ -99,7 +103,6 @@ class LiveRun:
             digest=self.digest,
             prompt=self.request.prompt,
             attachments=dumps(encode(files)).decode("ascii") if files else None,
-            kind=self.kind,
             when_busy=self.run.when_busy.value,
             detach=self.request.detach,
             max_cost=self.request.max_cost,
@@ -125,7 +128,7 @@ class LiveRun:
         info = RunInfo(
             run_id=self.run.run_id,
             session_id=self.run.session_id,
-            kind=self.kind,
+            kind="prompt" if self.summarize is None else "summarize",
             state=state,
             folded_into=self.folded_into,
             accepted_at=self.accepted_at,
@@ -163,8 +166,7 @@ def row_infos(
 
 
 def _info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
-    """With the text of its last message, if that is still there. A row without an outcome belongs
-    to a run whose ending is not on record."""
+    """With the text of its last message, if that is there. Without outcome: no end on record."""
     info = RunInfo(**{name: getattr(row, name) for name in _SAME})
     info.state, info.outcome = ("ended" if row.outcome else "accepted"), row.outcome or ""
     info.folded_into, info.limit = row.carrier, row.limit_reached

@@ -56,8 +56,7 @@ def clean(text: str) -> str:
 
 
 def read_prompt(prompt: Prompt) -> tuple[Prompt, WhenBusy]:
-    """Check a prompt; returns it with a run_id, and what it wants while its session is busy. Raises
-    BadRequest that names the wrong field."""
+    """A prompt with a run_id, and what it wants while its session is busy. Raises BadRequest."""
     if not prompt.prompt and not any(file.is_text for file in prompt.attachments):
         raise BadRequest("prompt is empty: give a text or a text/* attachment")
     if not prompt.session_id:

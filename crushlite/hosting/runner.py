@@ -22,16 +22,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..clock import all_done, resolve_once, wait_at_most
-from ..errors import (
-    BadRequest,
-    LimitReached,
-    NotQueued,
-    NotSaved,
-    ProviderFailed,
-    RunIdReused,
-    RunNotFound,
-    SessionBusy,
-)
+from ..errors import LimitReached, NotQueued, NotSaved, RunIdReused, RunNotFound, SessionBusy
 from ..protocol.messages import Prompt
 from ..protocol.runs import AgentEvent, CanceledRun, CancelReceipt, QueuedPrompt
 from ..runs import Outcome, Record, Runs, Start, Stop, WhenBusy
@@ -39,8 +30,8 @@ from ..store import STORE_ERRORS, runs as run_rows, sessions as session_rows
 from ..unique import new_id
 from .agents import AgentSlot, run_agent
 from .endings import Ending
-from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
-from .prompts import Failure, digest_of, explain, read_prompt, refuse_child, words
+from .live_run import LiveRun, row_info, row_infos
+from .prompts import Failure, digest_of, explain, read_prompt, words
 from .tasks import OwnedTasks
 from .turn import LiveTurn
 from .workspace_base import tolerated
@@ -55,6 +46,7 @@ if TYPE_CHECKING:
     from ..runs import Canceled, Effect
     from ..store import Connection
     from ..store.runs import RunRow
+    from .live_run import Summarizing
     from .transcript import LiveMessage
     from .workspace_base import WorkspaceBase
 
@@ -155,28 +147,17 @@ class Runner:
         begun = row.outcome is not None or row.user_message_id
         return not begun and row.boot_id == self._workspace.store.store.boot_id
 
-    async def summarize(self, session_id: str) -> None:
-        """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
-        its end, also if it was canceled; raises what went wrong."""
-        refuse_child(session_id)
-        agent = self.agents.require(session_id)
-        session = await self._workspace.store.read(session_rows.get_session, session_id)
-        if not session.message_count and not self.busy(session_id):
-            return
-        if not agent.summarizes:
-            raise BadRequest("this agent cannot summarize: it has no such method")
-        self._workspace.summarizer()  # raises NotFound if there is none
+    async def summarize(self, session_id: str, work: Summarizing) -> LiveRun:
+        """Let `work` summarize a session: a run without a row, a user message or a `run_complete`.
+        Returns at its end, also if it failed or was canceled. Raises NotSaved and SessionBusy."""
         self._workspace.endings.require_none()
         request = Prompt(session_id, run_id=new_id())
         run = self._runs.accept(session_id, request.run_id, WhenBusy.REJECT)
-        live = LiveRun(run, request, self._workspace.clock.now(), SUMMARIZE)
+        live = LiveRun(run, request, self._workspace.clock.now(), work)
         self._known[run.run_id] = live
         self._perform(self._runs.durable(run))
         await asyncio.shield(live.ended)
-        if isinstance(live.cause, STORE_ERRORS):
-            raise live.cause
-        if live.failure is not None:
-            raise ProviderFailed(live.failure.detail)
+        return live
 
     # Cancel and the queue ------------------------------------------------------------------------
 
@@ -239,8 +220,8 @@ class Runner:
     def _start(self, live: LiveRun) -> None:
         live.started_at = self._workspace.clock.now()
         try:
-            summary = live.kind == SUMMARIZE
-            work = self._summarize(live) if summary else self._call_agent(self._begin_turn(live))
+            summary = live.summarize
+            work = summary(live.request) if summary else self._call_agent(self._begin_turn(live))
             live.agent_task = self._tasks.spawn(work)
             live.agent_task.add_done_callback(lambda _: resolve_once(live.agent_gone))
         except Exception as error:  # noqa: BLE001 - logged there; the run must end
@@ -288,8 +269,7 @@ class Runner:
         return live.turn
 
     def _user_message(self, live: LiveRun, turn: LiveTurn) -> LiveMessage:
-        """Put a run's prompt into the transcript, as part of a turn; its row is inserted in the
-        transaction that marks the run's row as started."""
+        """Add a run's prompt to the transcript; one transaction stores it and starts the run."""
         scope, run_id, carrier = self._workspace.store.scope, live.run.run_id, live.folded_into
         message, started_at = live.user_message(self._workspace.clock.now()), live.started_at
         live.user = self._workspace.transcript.create(
@@ -302,8 +282,7 @@ class Runner:
         return live.user
 
     async def _call_agent(self, turn: LiveTurn) -> None:
-        """What the agent task runs: ready, the parts' word on the prompt, the agent, the end. An
-        agent that tries to exit the process only fails its own turn."""
+        """The agent task. An agent that tries to exit the process only fails its own turn."""
         try:
             await self.agents.ready(turn.agent)
             await turn.guards.prompt(turn.prompt)
@@ -313,11 +292,6 @@ class Runner:
             raise RuntimeError(f"the agent raised {type(error).__name__}") from error
         finally:
             turn.fence()
-
-    async def _summarize(self, live: LiveRun) -> None:
-        agent = self.agents.serving(live.run.session_id)
-        await self.agents.ready(agent)
-        await self._workspace.summarizer()(live.request, agent, None)
 
     def _outcome(self, live: LiveRun) -> Outcome:
         """How the agent left its turn, if no doom decides otherwise."""
@@ -396,7 +370,7 @@ class Runner:
         messages = self._close_messages(group, record.outcome)
         session: Session | None = None
         try:
-            if group[0].kind != SUMMARIZE:
+            if group[0].summarize is None:
                 session = await self._commit(group, messages)
         except STORE_ERRORS:
             effects = self._runs.unsaved(record.run)
@@ -410,7 +384,7 @@ class Runner:
         """Give runs the messages that their ending calls for; returns what it must store."""
         first, *riders = group
         messages: list[LiveMessage] = []
-        if first.kind != SUMMARIZE and outcome is not Outcome.CLEARED:
+        if first.summarize is None and outcome is not Outcome.CLEARED:
             try:
                 # A run that was canceled before its turn began gets one here, without an agent:
                 # what a person typed is never lost.
@@ -490,7 +464,7 @@ class Runner:
         hub = self._workspace.hub
         if group[0].turn is not None:
             group[0].turn.publish_end(session)
-        if group[0].kind != SUMMARIZE:
+        if group[0].summarize is None:
             self.outcomes[outcome] += len(group)
             if session is not None and outcome is not Outcome.CLEARED:
                 hub.publish("updated", session, more=True)
@@ -498,7 +472,7 @@ class Runner:
             if notice is not None:
                 hub.publish("created", notice, more=True)
         for live in group:
-            if live.kind != SUMMARIZE:
+            if live.summarize is None:
                 hub.publish("updated", live.info("ended").complete())
             resolve_once(live.ended)
 
@@ -581,14 +555,11 @@ class Runner:
                 resolve_once(live.agent_gone)
         if not await all_done(clock, endings, drain):
             log.error("workspace %s did not drain; abandoning it", self._workspace.path)
-        await self._save_last()
-
-    async def _save_last(self) -> None:
-        """One more try for the endings that wait. What is still not written then is written when
-        the store is next opened; if that is by another process, as interrupted."""
         if self._known:
+            # One more try for the endings that wait. What is still not written then is written when
+            # the store is next opened; if that is by another process, as interrupted.
             trying = asyncio.ensure_future(self._workspace.endings.retry())
-            await wait_at_most(self._workspace.clock, trying, self._workspace.settings.drain)
+            await wait_at_most(clock, trying, drain)
         if self._known:
             log.error("workspace %s: not saved are %s", self._workspace.path, list(self._known))
         self._workspace.endings.leave()

@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent.base import Agent, ToolCheck, Usage
 from ..errors import BadRequest
-from ..protocol.messages import (
-    FinishPart,
-    Message,
-    Part,
-    TextPart,
-    ToolCallPart,
-    ToolOutput,
-    ToolResultPart,
-)
+from ..protocol.messages import FinishPart, TextPart, ToolCallPart, ToolOutput, ToolResultPart
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
@@ -38,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ..agent.base import AnyAgent, Delegated
-    from ..protocol.messages import Attachment, Prompt
+    from ..protocol.messages import Attachment, Message, Part, Prompt
     from ..protocol.sessions import Session
     from ..store import Connection
     from .transcript import LiveMessage
@@ -169,8 +161,7 @@ class LiveTurn(TurnRequests):
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def saving_usage(self) -> Callable[[Connection], Session] | None:
-        """What the transaction of the ending must do for usage that is not saved yet, because it
-        was the last or could not be written; None if all is."""
+        """What the transaction of the ending does for usage that is not saved; None if all is."""
         if self._unsaved is None and not self._owed:
             return None
         scope, counts = self.workspace.store.scope, (*(self._unsaved or (0, 0)), self._owed)
@@ -387,7 +378,8 @@ class LiveTurn(TurnRequests):
         self._end_step()
         self._new_step = True
         if self.agent.summarizes:
-            await self.workspace.summarizer()(self.request, self.agent, self)
+            found = (part.summarizer() for part in self.workspace.parts)
+            await first_of(found, "writes no summaries")(self.request, self.agent, self)
 
     async def delegate(
         self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""

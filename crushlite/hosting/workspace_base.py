@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..protocol.permissions import PermissionRule
     from ..settings import Settings
     from ..store import Store
-    from ..wing import Author, CommandWatch, Profile, Summarizer, WorkspacePart
+    from ..wing import Author, CommandWatch, Profile, WorkspacePart
     from .endings import Endings
 
 log = logging.getLogger(__name__)
@@ -72,8 +72,7 @@ class AllWatches(list["CommandWatch"]):
 
 
 class WorkspaceBase:
-    """`scope` names its rows in the store; `endings` are those of the store, `claims` those of the
-    server, whose effects `perform_claims` performs."""
+    """`scope` names its rows in the store; `perform_claims` performs effects of the `claims`."""
 
     def __init__(  # noqa: PLR0913 - everything a workspace is made of, by keyword
         self,
@@ -109,10 +108,6 @@ class WorkspaceBase:
         self.transcript = Transcript(
             store=self.store, hub=self.hub, clock=clock, coalesce=settings.coalesce
         )
-
-    def summarizer(self) -> Summarizer:
-        """What writes summaries of sessions. Raises NotFound."""
-        return first_of((part.summarizer() for part in self.parts), "writes no summaries")
 
     def _kept(self) -> list[PermissionRule]:
         """The rules that are for good."""
