@@ -241,7 +241,7 @@ class Turn(Jobs, Protocol):
     async def session(self) -> Session: ...
 
     async def history(self) -> list[Message]:
-        """The session's messages, oldest first, this turn's own included. To be read only."""
+        """The session's messages, oldest first, with this turn's. Read only: they are kept."""
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         """The session and its messages, in one read; see `history`."""

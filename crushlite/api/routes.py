@@ -163,7 +163,7 @@ TABLE: tuple[Entry, ...] = (
 
 
 def whole_table(wings: Sequence[Wing]) -> tuple[Entry, ...]:
-    """The table of the core with the routes of wings, which take the place of the core's own."""
+    """The core's table with routes of wings: in place of its own with that pattern, or behind."""
     rows = {(entry.method, entry.pattern): entry for entry in TABLE}
     rows |= {(entry.method, entry.pattern): entry for wing in wings for entry in wing.routes()}
     return tuple(rows.values())
