@@ -34,7 +34,7 @@ from ..protocol.workspaces import (
     Workspace,
 )
 from ..threads import DaemonThreads
-from . import agent, dialogs, features, sessions, workspaces
+from . import agent, dialogs, features, sessions, system, workspaces
 from .context import MAX_WAIT, read
 from .entry import MIB, Entry, Param, W, alive
 
@@ -83,10 +83,10 @@ ABSENT = (
 
 TABLE: tuple[Entry, ...] = (
     # The daemon itself.
-    Entry("GET", "/v1/health", workspaces.health, urgent=True, instant=alive),
-    Entry("GET", "/v1/version", workspaces.version, gives=VersionInfo),
-    Entry("POST", "/v1/control", workspaces.control, takes=Control),
-    Entry("DELETE", "/v1/clients/{client_id}", workspaces.retire_client),
+    Entry("GET", "/v1/health", system.health, urgent=True, instant=alive),
+    Entry("GET", "/v1/version", system.version, gives=VersionInfo),
+    Entry("POST", "/v1/control", system.control, takes=Control),
+    Entry("DELETE", "/v1/clients/{client_id}", system.retire_client),
     # Workspaces. A create carries a whole environment.
     Entry("POST", WS, workspaces.create, CreateWorkspace, Workspace, body_limit=4 * MIB),
     Entry("GET", WS, workspaces.list_workspaces, gives=list[Workspace]),

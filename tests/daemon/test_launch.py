@@ -130,7 +130,7 @@ class ReplacementTests(PrivateMachine):
     """A daemon of another version that leaves: its successor is ours."""
 
     async def replaced(self) -> None:
-        with mock.patch("crushlite.api.workspaces.WIRE_VERSION", OTHER):
+        with mock.patch("crushlite.api.system.WIRE_VERSION", OTHER):
             async with LocalDaemon() as old:
                 self.addCleanup(self.end_daemon, old.socket)
                 address = f"unix://{old.socket}"
@@ -159,12 +159,12 @@ class ReplacementTests(PrivateMachine):
                 raise BadRequest("unknown command")
             return wanted
 
-        with mock.patch("crushlite.api.workspaces.body", old_body):
+        with mock.patch("crushlite.api.system.body", old_body):
             await self.replaced()
         self.assertEqual(commands, ["shutdown_if_idle", "shutdown"])
 
     async def test_one_with_work_to_do_is_used_and_goes_on(self) -> None:
-        with mock.patch("crushlite.api.workspaces.WIRE_VERSION", OTHER):
+        with mock.patch("crushlite.api.system.WIRE_VERSION", OTHER):
             async with LocalDaemon() as old:
                 anna = await old.join()
                 address = f"unix://{old.socket}"
