@@ -73,7 +73,8 @@ class BoundedExit:
             self._reading, self._writing = -1, -1
 
     def _handle(self, number: int, frame: object) -> None:
-        """The thread knows already, unless an agent that handles signals has replaced the pipe."""
+        """The interpreter has told the thread already, unless an agent that handles signals itself
+        has taken the place of the pipe."""
         other = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         if other != self._writing:
             signal.set_wakeup_fd(other)

@@ -145,7 +145,8 @@ class Listener:
 
 
 def listen(address: Address, prepare: Callable[[int], None] | None = None) -> Listener:
-    """Bind and listen, or raise UsageError. On TCP `prepare` gets the port before any client."""
+    """Bind and listen; raises UsageError if that is not possible. On TCP `prepare` is called with
+    the port when it is bound and before a client can connect."""
     return _listen_unix(address) if address.path else _listen_tcp(address, prepare)
 
 
@@ -203,7 +204,8 @@ def directory_lock(directory: str | Path) -> Iterator[None]:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a dead daemon. Raises UsageError if it is, or may be, anything else."""
+    """Remove the socket of a daemon that is dead. Raises UsageError if the path is anything else,
+    or if a daemon may still listen there."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

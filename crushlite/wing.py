@@ -213,7 +213,8 @@ class WorkspacePart:
         """A session is gone."""
 
     async def more_cost(self, turn: Any, cost: float, limit: float) -> float:
-        """A turn has cost its limit (dollars), or more: returns the limit from now on. Awaited."""
+        """A turn has cost as much as its limit allows, or more, in dollars: returns the limit that
+        holds from now on. The agent waits for it."""
         return limit
 
     async def commands(self) -> Sequence[Any]:

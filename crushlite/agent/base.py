@@ -206,7 +206,8 @@ class TurnCommands(Jobs, Protocol):
     async def start(self, command: str | Sequence[str], **options: Any) -> RunningCommand: ...
 
     async def settle(self) -> None:
-        """Wait for the watches of ended commands: what the agent does next is not their doing."""
+        """Wait until the watches of commands that have ended are done: what the agent does next
+        must not be taken for the doing of those commands."""
 
     async def end(self) -> None:
         """The agent is gone: kill what it left running, unless it was kept. Returns when all that
@@ -241,7 +242,8 @@ class Turn(Jobs, Protocol):
     async def session(self) -> Session: ...
 
     async def history(self) -> list[Message]:
-        """The session's messages, oldest first, with this turn's. Read only: they are kept."""
+        """The session's messages, oldest first, this turn's own included. To be read only: the
+        next call returns the same objects again."""
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         """The session and its messages, in one read; see `history`."""

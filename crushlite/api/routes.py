@@ -163,7 +163,8 @@ TABLE: tuple[Entry, ...] = (
 
 
 def whole_table(wings: Sequence[Wing]) -> tuple[Entry, ...]:
-    """The core's table with routes of wings: in place of its own with that pattern, or behind."""
+    """The table of the core with the routes of wings. One with the method and pattern of a core
+    route takes its place; others come after them."""
     rows = {(entry.method, entry.pattern): entry for entry in TABLE}
     rows |= {(entry.method, entry.pattern): entry for wing in wings for entry in wing.routes()}
     return tuple(rows.values())

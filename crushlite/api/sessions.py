@@ -56,7 +56,8 @@ async def delete(context: Context, request: Request) -> Response:
 
 
 async def messages(context: Context, request: Request) -> Response:
-    """The messages of a session. An unknown one has none: the Crush UI asks for children early."""
+    """The messages of a session. An unknown one has none: the Crush UI asks for child sessions
+    before they exist."""
     transcript = context.workspace(request).transcript
     return answer_list(await transcript.messages_json(request.params["sid"]))
 

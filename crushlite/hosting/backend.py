@@ -148,7 +148,8 @@ class Backend:
         return next(live, None) or self._unclaimed.get(key)
 
     def _discard_unclaimed(self, key: Path) -> None:
-        """Close a workspace that no create could claim: clients retired, or the server leaves."""
+        """No create is under way at a path: close a workspace that none of them could claim, as
+        their clients retired meanwhile, or the server is leaving."""
         workspace = self._unclaimed.pop(key, None)
         if workspace is not None:
             self._begin_teardown(workspace)
@@ -359,5 +360,6 @@ def _environment(env: list[str] | None) -> Mapping[str, str]:
 
 
 def _for_commands(env: Mapping[str, str]) -> Mapping[str, str]:
-    """With the daemon's, unless it has a PATH: without one, commands could find nothing."""
+    """A client that does not send all of its environment, which has a PATH, adds to the daemon's:
+    a command could find nothing without one."""
     return env if "PATH" in env else {**os.environ, **env}

@@ -193,8 +193,9 @@ class _Dialogs(ABC, Generic[R, A]):
             self._opening.discard(queue)
 
     def _watch(self, entry: _Entry[R, A], since: float | None) -> None:
-        """Close an entry once no interactive client was there for a whole period, `since` when. A
-        client that is back at the next look was never away; when one leaves the period begins."""
+        """Close an entry once no interactive client was there for the whole period, `since` when.
+        Looked at a few times per period: who reconnects between two looks was never away, and who
+        leaves late leaves the others the full time to come."""
         seconds = self._unattended
         if seconds is None or entry.answer.done():
             return

@@ -166,7 +166,8 @@ def row_infos(
 
 
 def _info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
-    """With the text of its last message, if that is there. Without outcome: no end on record."""
+    """With the text of its last message, if that is still there. A row without an outcome belongs
+    to a run whose ending is not on record."""
     info = RunInfo(**{name: getattr(row, name) for name in _SAME})
     info.state, info.outcome = ("ended" if row.outcome else "accepted"), row.outcome or ""
     info.folded_into, info.limit = row.carrier, row.limit_reached

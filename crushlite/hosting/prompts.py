@@ -56,7 +56,8 @@ def clean(text: str) -> str:
 
 
 def read_prompt(prompt: Prompt) -> tuple[Prompt, WhenBusy]:
-    """A prompt with a run_id, and its wish for a busy session. BadRequest names the wrong field."""
+    """Check a prompt; returns it with a run_id, and what it wants while its session is busy. Raises
+    BadRequest that names the wrong field."""
     if not prompt.prompt and not any(file.is_text for file in prompt.attachments):
         raise BadRequest("prompt is empty: give a text or a text/* attachment")
     if not prompt.session_id:

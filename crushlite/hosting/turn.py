@@ -161,7 +161,8 @@ class LiveTurn(TurnRequests):
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def saving_usage(self) -> Callable[[Connection], Session] | None:
-        """What the ending does for usage of the last call or not saved before; None if all is."""
+        """What the transaction of the ending must do for usage that is not saved yet, because it
+        was the last or could not be written; None if all is."""
         if self._unsaved is None and not self._owed:
             return None
         scope, counts = self.workspace.store.scope, (*(self._unsaved or (0, 0)), self._owed)

@@ -40,7 +40,8 @@ WATCH_SECONDS = 3.0  # how long a watch may take to end before the run ends anyw
 
 
 class TurnRequests:
-    """`parent` is the turn that a sub-agent works for: what it asks and runs is that session's."""
+    """`parent` is the turn of the agent that this one works for, if it is a sub-agent's: requests,
+    commands and jobs are its session's."""
 
     def __init__(
         self, workspace: WorkspaceBase, request: Prompt, parent: TurnRequests | None

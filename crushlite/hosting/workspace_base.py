@@ -72,7 +72,8 @@ class AllWatches(list["CommandWatch"]):
 
 
 class WorkspaceBase:
-    """`scope` names its rows in the store; `perform_claims` performs effects of the `claims`."""
+    """`scope` names its rows in the store; `endings` are those of the store, `claims` those of the
+    server, whose effects `perform_claims` performs."""
 
     def __init__(  # noqa: PLR0913 - everything a workspace is made of, by keyword
         self,
