@@ -20,6 +20,7 @@ from crushlite.testing import LocalDaemon
 from crushlite.testing.fake_clock import FakeClock
 from crushlite.testing.scripted import ScriptedAgent
 from tests.support.http import Reply, replies
+from tests.support.ports import reserved_port
 from tests.support.routes import TABLE
 
 if TYPE_CHECKING:
@@ -470,10 +471,7 @@ class Bearer(AuthTestCase):
             self.assertEqual(await self.status(), status)
 
     async def test_one_port_on_both_loopback_addresses_has_one_token(self) -> None:
-        first = Daemon(agent=ScriptedAgent(), hosts=["tcp://127.0.0.1:0"])
-        await first.start()
-        port = first.addresses[0].port
-        await first.stop()
+        port = self.enterContext(reserved_port())
         both = [f"tcp://127.0.0.1:{port}", f"tcp://[::1]:{port}"]
         daemon = Daemon(agent=ScriptedAgent(), hosts=both)
         await daemon.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from crushlite.fake_model import End, FakeModel, Say
 from crushlite.testing import LocalDaemon
 from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
+from tests.support.ports import reserved_port
 from tests.support.proxy import Silent, replying, serving
 
 if TYPE_CHECKING:
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 def answering(request: dict[str, Any]) -> list[Any]:
     return [Say("I am local"), End()]
-
-
-def closed_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class DiscoveryTestCase(BoundedTestCase):
@@ -84,7 +77,7 @@ class DiscoveryTestCase(BoundedTestCase):
 class LocalServerTests(DiscoveryTestCase):
     async def test_without_any_configuration_a_server_on_this_machine_answers(self) -> None:
         with self.assertLogs("crushlite", "INFO") as logged:
-            await self.start(closed_port(), self.model.port)
+            await self.start(self.enterContext(reserved_port()), self.model.port)
         self.assertEqual(await self.in_use(), "local1/qwen")
         told = "\n".join(logged.output)
         self.assertIn(f"model local1/qwen, found on this machine at {self.model.base_url}", told)
@@ -240,7 +233,7 @@ class LocalServerTests(DiscoveryTestCase):
 
 class RememberingTests(DiscoveryTestCase):
     async def test_a_server_that_is_started_later_is_found_by_an_update(self) -> None:
-        port = closed_port()
+        port = self.enterContext(reserved_port())
         await self.start(port)
         self.assertEqual(await self.in_use(), "offline/offline")
         models = b'{"object": "list", "data": [{"id": "late", "object": "model"}]}'
@@ -295,7 +288,7 @@ class ProviderTests(DiscoveryTestCase):
 
     async def test_a_model_that_was_chosen_is_used_before_it_is_listed(self) -> None:
         chosen = {"models": {"large": {"model": "unlisted", "provider": "lab"}}}
-        port = closed_port()
+        port = self.enterContext(reserved_port())
         url = f"http://127.0.0.1:{port}/v1"
         await self.start(config=self.lab(base_url=url) | chosen)
         self.assertEqual(await self.in_use(), "lab/unlisted")
@@ -311,7 +304,8 @@ class ProviderTests(DiscoveryTestCase):
     async def test_a_provider_that_does_not_answer_fails_no_create(self) -> None:
         silent = Silent()
         port = await self.enterAsyncContext(serving(silent))
-        for url in (f"http://127.0.0.1:{closed_port()}/v1", f"http://127.0.0.1:{port}/v1"):
+        for asked in (self.enterContext(reserved_port()), port):
+            url = f"http://127.0.0.1:{asked}/v1"
             with self.assertLogs("crushlite", "WARNING") as logged:
                 await self.start(config=self.lab(base_url=url), clock=SystemClock())
             self.assertEqual(await self.in_use(), "offline/offline")

@@ -24,6 +24,7 @@ from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.http import streams_of
 from tests.support.places import ROOT
+from tests.support.ports import reserved_port
 from tests.support.webdriver import Browser, Window
 
 if TYPE_CHECKING:
@@ -685,7 +686,7 @@ class Races(BrowserCase):
 class Restart(BrowserCase):
     """The daemon is a process here, killed without a warning and started at the same port."""
 
-    async def start(self, port: int = 0) -> int:
+    async def start(self, port: int) -> int:
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "crushlite", "serve", "--agent", "offline"),
             *("--host", f"tcp://127.0.0.1:{port}", "--log-level", "error"),
@@ -768,7 +769,7 @@ class Restart(BrowserCase):
     async def test_a_tab_goes_on_after_a_kill_and_a_stranger_at_its_port_gets_nothing_of_use(
         self,
     ) -> None:
-        port = await self.start()
+        port = await self.start(self.enterContext(reserved_port()))
         windows = await self.converse(port)
         before = [await window.script(IDS) for window in windows]
         old = self.token_file(port).read_text().strip()
@@ -810,7 +811,7 @@ class Restart(BrowserCase):
     async def test_a_tab_that_is_not_known_needs_a_code_that_is_never_sent(
         self,
     ) -> None:
-        port = await self.start()
+        port = await self.start(self.enterContext(reserved_port()))
         windows = await self.converse(port)
         await self.stop(self.process)
         (self.token_file(port).parent / f"tabs-{port}.json").unlink()

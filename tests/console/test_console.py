@@ -29,6 +29,7 @@ from crushlite.testing import LocalDaemon
 from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
 from tests.support.places import PACKAGE, ROOT
+from tests.support.ports import reserved_port
 from tests.support.routes import TABLE
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ class Exchanges(ConsoleCase):
         await self.serve()
         first = self.daemon.port
         code = (await self.invite(port=first)).code
-        other = await self.invite(port=_free_port())
+        other = await self.invite(port=self.enterContext(reserved_port()))
         self.assertNotEqual(urlsplit(other.url).port, first)
         self.assertEqual(self.daemon.port, urlsplit(other.url).port)  # the newest is asked
         self.assertEqual((await self.exchange(code)).status, 403)
@@ -444,7 +445,7 @@ class Ports(ConsoleCase):
     async def test_the_token_that_a_killed_daemon_left_for_a_port_opens_nothing(self) -> None:
         runtime = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))
         self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": runtime}))
-        port = _free_port()
+        port = self.enterContext(reserved_port())
         folder = Path(runtime) / "crushlite"
         folder.mkdir(mode=0o700)
         left = TokenFile(folder, port)
@@ -472,8 +473,10 @@ class Ports(ConsoleCase):
     async def test_only_so_many_ports_are_opened(self) -> None:
         await self.serve(tcp=False)
         for _ in range(PORTS - 1):
-            await self.invite(port=_free_port())
-        answer = await self.daemon.call("POST", "/v1/web", {"port": _free_port()})
+            await self.invite(port=self.enterContext(reserved_port()))
+        answer = await self.daemon.call(
+            "POST", "/v1/web", {"port": self.enterContext(reserved_port())}
+        )
         self.assertEqual(answer.status, 409)
 
     async def test_a_daemon_that_leaves_meanwhile_opens_nothing(self) -> None:
@@ -495,12 +498,6 @@ def code_in(page: Path) -> str:
     """The code that a private file posts."""
     [code] = re.findall(r'"code":"([^"]+)"', page.read_text())
     return str(code)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Command(ConsoleCase):

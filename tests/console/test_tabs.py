@@ -20,7 +20,8 @@ from crushlite.listen import default_socket
 from crushlite.offline.agent import OfflineAgent
 from crushlite.testing.fake_clock import FakeClock
 from crushlite.wings import standard_wings
-from tests.console.test_console import ConsoleCase, _free_port
+from tests.console.test_console import ConsoleCase
+from tests.support.ports import reserved_port
 
 if TYPE_CHECKING:
     from crushlite.http.client import ClientResponse
@@ -111,7 +112,7 @@ class Proofs(TabCase):
         """What a stranger at another port passes on is not valid here."""
         name, _ = await self.paired()
         self.assertEqual(await self.hello(name, host=f"localhost:{self.port}"), 403)
-        other = await self.invite(port=_free_port())
+        other = await self.invite(port=self.enterContext(reserved_port()))
         self.port = urlsplit(other.url).port or 0
         self.assertEqual(await self.hello(name), 403)
 
@@ -182,7 +183,7 @@ class Reopened(TabCase):
 
     async def test_after_a_restart_the_port_is_kept_and_the_tab_gets_the_new_token(self) -> None:
         first = await self.start()
-        _, self.port = await first.loopback()
+        _, self.port = await first.loopback(self.enterContext(reserved_port()))
         through = "localhost:5000"  # as behind ssh -L
         first.allow_host(through)
         known = []
@@ -201,7 +202,7 @@ class Reopened(TabCase):
 
     async def test_it_opens_nothing_without_tokens_nor_for_a_daemon_elsewhere(self) -> None:
         first = await self.start()
-        _, self.port = await first.loopback()
+        _, self.port = await first.loopback(self.enterContext(reserved_port()))
         await self.send("/v1/web/tab", token=first.token_of(self.port))
         await first.stop()
         second = await self.start(auth="none")
@@ -213,7 +214,7 @@ class Reopened(TabCase):
 
     async def test_a_port_that_somebody_else_has_taken_is_left_to_them(self) -> None:
         first = await self.start()
-        _, self.port = await first.loopback()
+        _, self.port = await first.loopback(self.enterContext(reserved_port()))
         await self.send("/v1/web/tab", token=first.token_of(self.port))
         await first.stop()
         wings = [

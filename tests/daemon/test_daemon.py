@@ -40,6 +40,7 @@ from crushlite.testing.scripted import ScriptedAgent
 from crushlite.version import __version__
 from tests.support.curl import path_with_curl
 from tests.support.places import ROOT
+from tests.support.ports import reserved_port
 from tests.support.workspaces import Openings, until
 
 if TYPE_CHECKING:
@@ -1255,9 +1256,12 @@ class InProcess(unittest.IsolatedAsyncioTestCase):
                 barrier.wait()
 
         for _ in range(8):
-            with short_folder() as root, mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(root)):
-                with socket.create_server(("127.0.0.1", 0)) as free:
-                    hosts = [f"tcp://127.0.0.1:{free.getsockname()[1]}"]
+            with (
+                reserved_port() as port,
+                short_folder() as root,
+                mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(root)),
+            ):
+                hosts = [f"tcp://127.0.0.1:{port}"]
                 barrier = threading.Barrier(crowd, timeout=SECONDS)
                 won: list[list[str]] = [[] for _ in range(crowd)]
                 threads = [threading.Thread(target=one, args=(barrier, hosts, w)) for w in won]

@@ -28,6 +28,7 @@ from crushlite.listen import (
     private_directory,
 )
 from tests.support.places import ROOT
+from tests.support.ports import reserved_port
 
 CROWD = 20
 SECONDS = 60.0
@@ -451,18 +452,18 @@ class TCPSockets(TemporaryTestCase):
         socket.create_connection(("127.0.0.1", first.address.port), SECONDS).close()
 
     def test_a_failed_preparation_leaves_the_port_free(self) -> None:
-        ports: list[int] = []
+        address = Address(host="127.0.0.1", port=self.enterContext(reserved_port()))
 
         def fail(port: int) -> None:
-            ports.append(port)
             raise UsageError("no token")
 
         with self.assertRaisesRegex(UsageError, "no token"):
-            listen(Address(host="127.0.0.1"), fail)
-        listen(Address(host="127.0.0.1", port=ports[0])).release()
+            listen(address, fail)
+        listen(address).release()
 
     def test_a_port_can_be_taken_again_right_after_a_connection_was_served(self) -> None:
-        first = listen(Address(host="127.0.0.1"))
+        port = self.enterContext(reserved_port())
+        first = listen(Address(host="127.0.0.1", port=port))
         with socket.create_connection(("127.0.0.1", first.address.port), SECONDS):
             accepted = first.sock.accept()[0]
             accepted.close()  # the server closes first: the port is in TIME_WAIT now

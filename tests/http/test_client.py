@@ -27,6 +27,7 @@ from crushlite.http.messages import ByteSink, Peer, Request, Response, Stream
 from crushlite.http.router import Route
 from tests.support.http import HTTPTestCase, Recorder, RecordingStream, get, replies
 from tests.support.memory import MemoryTransport, connect_pair
+from tests.support.ports import reserved_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -403,9 +404,8 @@ class BothEnds(HTTPTestCase):
         await self.converse(HTTPClient(connector, host_header="x", clock=self.clock))
 
     async def test_over_tcp(self) -> None:
-        sock = socket.create_server(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-        await self.server.listen(sock)
+        port = self.enterContext(reserved_port())
+        await self.server.listen(socket.create_server(("127.0.0.1", port)))
         connector = TCPConnector("127.0.0.1", port)
         await self.converse(HTTPClient(connector, host_header="x", clock=self.clock))
         self.assertEqual(self.seen.requests[0].peer.kind, "tcp")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 from typing import Any
 
@@ -11,11 +10,7 @@ from crushlite.clock import SystemClock, time_limit
 from crushlite.errors import CrushliteError
 from tests.support.mcp import McpTestCase
 from tests.support.peers import npm_program, peer_environment, python_program
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from tests.support.ports import reserved_port
 
 
 class McpPeerTests(McpTestCase):
@@ -25,7 +20,7 @@ class McpPeerTests(McpTestCase):
 
     async def serve(self, kind: str) -> tuple[int, subprocess.Popen[bytes]]:
         """server-everything on a port; returns when that is open."""
-        port = free_port()
+        port = self.enterContext(reserved_port())
         return port, await self.serve_at(port, kind)
 
     async def serve_at(self, port: int, kind: str) -> subprocess.Popen[bytes]:
