@@ -775,6 +775,7 @@ class Restart(BrowserCase):
         old = self.token_file(port).read_text().strip()
         keys = json.loads((self.token_file(port).parent / f"tabs-{port}.json").read_text())
         stranger = Stranger()
+        self.addCleanup(stranger.close)
         await self.stop(self.process)
         async with await asyncio.start_server(stranger.serve, "127.0.0.1", port):
             for window in windows:
@@ -785,6 +786,12 @@ class Restart(BrowserCase):
             stranger.refuses = True  # which ends nothing for good
             for window in windows:
                 await window.shows("no longer valid", "#login")
+            stranger.is_silent = True  # nor does this: the connection stays open without an answer
+            for window in windows:
+                await window.script("dispatchEvent(new Event('online'))")  # tries at once
+            waiting: set[str] = set()
+            while len(waiting) < len(windows):
+                waiting.add(json.loads(await stranger.unanswered.get())["id"])
         self.assertEqual(await self.start(port), port)
         self.assertNotEqual(self.token_file(port).read_text().strip(), old)
         await self.assert_as_stored(port, windows)
@@ -838,12 +845,19 @@ class Stranger:
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []
-        self.refuses = False
+        self.refuses = self.is_silent = False
+        self.unanswered: asyncio.Queue[bytes] = asyncio.Queue()  # what came while it is silent
+        self._open: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         found = re.search(rb"(?i)content-length: *(\d+)", head)
-        self.heard.append(head + await reader.readexactly(int(found[1]) if found else 0))
+        body = await reader.readexactly(int(found[1]) if found else 0)
+        self.heard.append(head + body)
+        if self.is_silent:
+            self.unanswered.put_nowait(body)
+            self._open.append(writer)
+            return
         answer = json.dumps({"nonce": "n" * 32, "proof": "ab" * 32, "token": "x", "id": "x"})
         if self.refuses:
             answer = json.dumps({"code": "bad_code", "message": "who are you?"})
@@ -851,6 +865,10 @@ class Stranger:
         status = "403 No" if self.refuses else "200 OK"
         writer.write(f"HTTP/1.1 {status}\r\n{kind}Connection: close\r\n\r\n{answer}".encode())
         writer.close()
+
+    def close(self) -> None:
+        for writer in self._open:
+            writer.close()
 
 
 class Entrance(BrowserCase):

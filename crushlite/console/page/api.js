@@ -13,8 +13,9 @@ export function bearer(token) {
   return token ? { Authorization: `Bearer ${token}` } : {};
 }
 
-// Send a request; returns the decoded answer, null if it is empty. Throws ApiError.
-export async function request(token, method, path, body) {
+// Send a request; returns the decoded answer, null if it is empty. Throws ApiError, also if `signal`
+// ends the waiting for the answer.
+export async function request(token, method, path, body, signal) {
   let response, text;
   try {
     response = await fetch(path, {
@@ -24,6 +25,7 @@ export async function request(token, method, path, body) {
       cache: "no-store",
       credentials: "omit",
       redirect: "error",
+      signal,
     });
     text = await response.text();
   } catch {

@@ -3,6 +3,8 @@
 
 import { ApiError, request } from "./api.js";
 
+const ANSWER = 5_000; // milliseconds for an answer: a stranger may accept a connection and say nothing
+
 // A browser has these functions on this machine's own addresses, and with https.
 export const canProve = Boolean(self.crypto?.subtle);
 
@@ -33,12 +35,13 @@ export async function codeKey(code) {
 // ApiError: 403 if it does not know the key, code `stranger` if it cannot prove that it does.
 export async function renew({ id, key }) {
   const nonce = hex(crypto.getRandomValues(new Uint8Array(16)));
-  const theirs = await request("", "POST", "/v1/web/hello", { id, nonce });
+  const send = (path, body) => request("", "POST", path, body, AbortSignal.timeout(ANSWER));
+  const theirs = await send("/v1/web/hello", { id, nonce });
   const words = (who) => bytes([who, self.location.host, id, nonce, theirs?.nonce].join("\n"));
   const proof = unhex(String(theirs?.proof));
   if (!(await crypto.subtle.verify("HMAC", key, proof, words("daemon")))) throw stranger();
   const own = hex(await crypto.subtle.sign("HMAC", key, words("page")));
-  return request("", "POST", "/v1/web/renew", { id, proof: own });
+  return send("/v1/web/renew", { id, proof: own });
 }
 
 function stranger() {

@@ -4,8 +4,9 @@
 //   {type: "live", workspace, refetch}  events come from now on; `refetch`: what is shown may be old
 //   {type: "event", kind, action, payload}
 //   {type: "lost", message}             no connection; it will be tried again
-//   {type: "unauthorized", token}       the token or the key is not valid; waits for another. (A key
-//                                       is tried again now and then: a stranger may have refused it.)
+//   {type: "unauthorized", token}       the token or the key is not valid. A key is tried again now
+//                                       and then: a stranger may have refused it, or it gives
+//                                       another token. Without one, waits for another token.
 //   {type: "failed", message}           the workspace cannot be opened; given up
 //   {type: "client", id}                our client id was retired, this is the new one
 //   {type: "token", token}              the daemon was started again, this is its token
@@ -28,7 +29,7 @@ export class EventStream {
     this.key = key; // null: the daemon asks for no token, or this browser cannot prove anything
     this.doubtful = false; // whether somebody else may listen at the port by now
     this.unknown = false; // whether who answers there does not know our key: that may be a stranger
-    this.refused = null; // a token that is not sent again
+    this.refused = null; // a token that is not sent again, if there is no key that gives another
     this.emit = (message) => emit({ ...message, path }); // a page may show another one by now
     this.workspace = null;
     this.lastId = null;
@@ -91,12 +92,9 @@ export class EventStream {
       this.client = uuid();
       this.workspace = null;
       this.emit({ type: "client", id: this.client });
-    } else if (code === "bad_code") {
-      this.unknown = true;
-      this.emit({ type: "unauthorized", token: this.token });
-      return true;
-    } else if (status === 401 || status === 429) {
-      this.refused = this.token;
+    } else if (code === "bad_code" || status === 401 || status === 429) {
+      if (this.key) this.unknown = true;
+      else this.refused = this.token;
       this.emit({ type: "unauthorized", token: this.token });
       return true;
     } else if (status >= 400 && status < 500 && code !== "data_directory_in_use") {
