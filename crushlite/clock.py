@@ -109,3 +109,11 @@ class time_limit:
             if self._failure is None:
                 raise
             raise self._failure from None
+
+
+def seconds_of(text: str) -> float:
+    """A number of seconds as a text. Raises ValueError if it is none, or negative or infinite."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(text)
+    return value

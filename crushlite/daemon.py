@@ -91,7 +91,7 @@ class Daemon:
         self.addresses: list[listen.Address] = []  # where it listens, once started
         self.tokens: dict[int, listen.TokenFile] = {}  # by port
         self._hosts = [listen.parse_address(url) for url in hosts]
-        self._auth = auth
+        self.auth = auth
         self._shared_store: Store | None = None
         self._listeners: list[listen.Listener] = []
         self._starting = asyncio.Lock()  # held by the start, and by the end of the stop
@@ -281,12 +281,7 @@ class Daemon:
             return listener.address.http_url, listener.address.port
 
     def token_of(self, port: int) -> str:
-        token = self.tokens.get(port)
-        return token.token if token is not None else ""
-
-    @property
-    def requires_token(self) -> bool:
-        return self._auth == "token"
+        return self.tokens[port].token if port in self.tokens else ""
 
     def allow_host(self, host: str) -> None:
         allowed = self._guard.allowed_hosts | {host}
@@ -297,9 +292,9 @@ class Daemon:
     def _listen(self, address: listen.Address) -> listen.Listener:
         default = listen.default_path()
         folder = os.path.dirname(default)
-        if address.path == default or (address.host and self._auth == "token"):
+        if address.path == default or (address.host and self.auth == "token"):
             listen.private_directory(folder)
-        if address.path or self._auth == "none":
+        if address.path or self.auth == "none":
             return listen.listen(address)
         with listen.directory_lock(folder):
             return listen.listen(address, self._write_token)
@@ -349,9 +344,9 @@ def _setup(wings: Sequence[Wing], factory: AgentFactory, settings: Settings) -> 
     for wing in wings:
         if (setup := wing.setup(factory, settings)) is not None:
             return setup
-    from .hosting.plain import PlainSetup
+    from .hosting.plain import plain_setup
 
-    return PlainSetup(factory)
+    return plain_setup(factory)
 
 
 def _write_addresses(daemon: Daemon) -> None:

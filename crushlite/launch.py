@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import math
 import os
 import subprocess
 import threading
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from . import errors, listen
 from .client import Client, ConnectionFailed
-from .clock import SystemClock
+from .clock import SystemClock, seconds_of
 from .errors import CrushliteError, ShuttingDown, UsageError
 from .itself import here, own_environment, python_command, python_path, require_text
 from .records import dataclass
@@ -117,12 +116,9 @@ def ready_seconds() -> float:
     CRUSHLITE_READY_TIMEOUT is no number of seconds."""
     text = os.environ.get("CRUSHLITE_READY_TIMEOUT") or str(READY_SECONDS)
     try:
-        value = float(text)
+        return seconds_of(text)
     except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise UsageError(f"CRUSHLITE_READY_TIMEOUT={text!r} is not a number of seconds")
-    return value
+        raise UsageError(f"CRUSHLITE_READY_TIMEOUT={text!r} is not a number of seconds") from None
 
 
 # Finding and starting ---------------------------------------------------------------------------

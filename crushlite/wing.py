@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from .agent.base import Agent, AgentFactory, Delegated, ToolCheck, Turn, TurnCommands, Verdict
+    from .agent.base import Agent, AgentFactory, Delegated, ToolCheck, TurnCommands, Verdict
     from .api.entry import Entry
     from .clock import Clock
     from .events import Hub
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from .settings import Settings
     from .store import ScopedStore
 
+    # Sets a workspace up; raises CrushliteError if it cannot be opened like this.
+    Setup = Callable[["Opening"], Coroutine[Any, Any, "Profile"]]
     # Called with the turn, the id of its tool call, the prompt, the sub-agent and a title.
     Delegate = Callable[[Any, str, str, Agent, str], Coroutine[Any, Any, Delegated]]
     # Called with the session's prompt, the agent, and the turn that asks for a summary.
@@ -182,23 +184,6 @@ class WorkspacePart:
     async def file_read(self, session_id: str, path: str) -> None:
         """An agent has read a file. `Turn.file_read` waits for this, and raises what it raises."""
 
-    async def notes_on_change(self, turn: Turn, path: str) -> str:
-        """What to tell the model with the result of a tool that has just changed a file, by its
-        absolute path; empty if nothing. The agent waits for it: a second or two while somebody
-        attends (`turn.interactive`), some more else."""
-        return ""
-
-    async def tools(self, turn: Turn) -> Sequence[Any]:
-        """Tools for agents: each is an OfferedTool (features/tools.py). Asked for at each step, in
-        one order (a change costs a provider's cache). May wait for what is slow, for a bounded
-        time, only if nobody attends (`turn.interactive`). Raising costs the tools of one step."""
-        return ()
-
-    def instructions(self) -> Sequence[tuple[str, str]]:
-        """Pairs of a short name and a text for the system prompt, as few as possible. Asked for at
-        each prompt; the model is told what has changed since the last one. Must not block."""
-        return ()
-
     def prompt_started(self, turn: Any, run_id: str, text: str) -> None:
         """A prompt has begun a turn, or joined it, and is in the transcript. Must not block."""
 
@@ -217,11 +202,6 @@ class WorkspacePart:
         holds from now on. The agent waits for it."""
         return limit
 
-    async def commands(self) -> Sequence[Any]:
-        """Commands for the users of the workspace: each is an OfferedCommand (features/wire.py).
-        Must not wait for what may be slow. Of two with one name the later has its id for a name."""
-        return ()
-
     # Rules: what users have allowed for good. A part that keeps them says so.
 
     keeps_rules = False
@@ -232,8 +212,9 @@ class WorkspacePart:
     async def keep_rule(self, rule: PermissionRule) -> None:
         """Keep a rule, from now on for all sessions. Raises CrushliteError if that fails."""
 
-    async def remove_rule(self, rule_id: str) -> None:
-        """Keep a rule no longer. Raises CrushliteError if that fails."""
+    async def remove_rule(self, rule_id: str) -> bool:
+        """Keep a rule no longer; returns whether there was one. Raises CrushliteError."""
+        return False
 
     async def close(self) -> None:
         """The workspace closes: its runs have ended, its store is still open."""
@@ -276,25 +257,16 @@ class Profile(Protocol):
         """The configuration as clients see it; `options`, `options.tui`, `providers` are needed."""
 
 
-class Setup(Protocol):
-    """Decides how workspaces are set up. The core's own is hosting/plain.py."""
-
-    async def profile(self, opening: Opening) -> Profile:
-        """Raises CrushliteError if the workspace cannot be opened like this."""
-
-
 class Ports(Protocol):
     """What the daemon can do about its TCP ports."""
+
+    auth: str  # "token" or "none": whether ports ask for a token
 
     async def loopback(self, port: int) -> tuple[str, int]:
         """URL and port of a TCP listener, opened if there is none (on this port, unless 0)."""
 
     def token_of(self, port: int) -> str:
         """The token of a port, empty if it asks for none."""
-
-    @property
-    def requires_token(self) -> bool:
-        """Whether ports that are opened from now on ask for a token."""
 
     def allow_host(self, host: str) -> None:
         """Take requests with this Host (NAME:PORT) as well. Raises UsageError for too many."""
@@ -304,7 +276,8 @@ class Wing:
     """One object per daemon. Every method has a default that does nothing."""
 
     def setup(self, agents: AgentFactory, settings: Settings) -> Setup | None:
-        """Called first: how workspaces are set up, with these agents. The first answer counts."""
+        """Called first: what sets workspaces up, with these agents. The first answer counts; the
+        core's own is hosting/plain.py."""
         return None
 
     def agent(self, name: str, clock: Clock) -> AgentFactory | None:

@@ -396,18 +396,6 @@ class Turn(Jobs, Protocol):
     async def title(self, text: str) -> None:
         """Give the session this title, unless a user has chosen one."""
 
-    async def offered_tools(self) -> list[Any]:
-        """The tools that wings offer now (features/tools.py), each name once, in the same order as
-        long as they do not change: a provider may have cached the beginning of a request."""
-
-    async def notes_on_change(self, path: str) -> list[str]:
-        """What the wings of the daemon say of a file that a tool has just changed, by its absolute
-        path: texts for the model, to be put behind the result of the tool."""
-
-    def instructions(self) -> list[tuple[str, str]]:
-        """What the wings of the daemon tell a model about themselves: pairs of a short name and a
-        text, for the system prompt. The same as long as nothing has changed."""
-
 
 # Agents ------------------------------------------------------------------------------------------
 

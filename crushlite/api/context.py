@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..clock import seconds_of
 from ..errors import BadRequest
 from ..http.messages import Response
 from ..protocol.codec import decode, dumps, encode, loads
@@ -45,9 +45,10 @@ def wire_config(workspace: Workspace) -> dict[str, Any]:
 
 
 def agent_info(workspace: Workspace) -> AgentInfo:
-    if workspace.agent is None:
+    agent = workspace.runs.agents.agent
+    if agent is None:
         return AgentInfo()
-    info, busy = workspace.agent.info(), workspace.runs.busy()
+    info, busy = agent.info(), workspace.runs.busy()
     return AgentInfo(busy, True, info.model, info.selected, info.no_model)
 
 
@@ -115,9 +116,6 @@ def seconds(request: Request, name: str = "wait") -> float:
     if text is None:
         return 0.0
     try:
-        value = float(text)
+        return min(seconds_of(text), MAX_WAIT)
     except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise BadRequest(f"{name} must be a number of seconds from 0 to {MAX_WAIT:.0f}")
-    return min(value, MAX_WAIT)
+        raise BadRequest(f"{name} must be a number of seconds from 0 to {MAX_WAIT:.0f}") from None

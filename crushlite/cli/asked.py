@@ -33,6 +33,7 @@ from .common import (
     title_of,
     wanted,
 )
+from .continued import ContinuedRun
 from .follow import RunEnded, RunPrinter, do_nothing, signals
 from .lookup import find_model, find_session
 from .outcomes import EXIT_CODES, form_of
@@ -291,11 +292,17 @@ class _Asked:
         if not begun.accepted:  # perhaps it is: under its run_id it does not run twice
             fields = {**self._fields(), "run_id": begun.run_id}
             await self._workspace.prompt(begun.session_id, self.prompt, **fields)
-        run = self._workspace.follow(begun.run_id, begun.session_id)
-        if begun.ending is not None:  # not asked for again: the daemon may have left meanwhile
-            return run.ended(decode(RunComplete, begun.ending))
+        # An ending is not asked for again: the daemon may have left meanwhile.
+        ending = decode(RunComplete, begun.ending) if begun.ending is not None else None
         known = [begun.message_id] if begun.message_id else []
-        return run.continuing(begun.last_id, known) if begun.last_id else run
+        return ContinuedRun(
+            self._workspace,
+            begun.run_id,
+            begun.session_id,
+            last_id=begun.last_id,
+            messages=known,
+            ending=ending,
+        )
 
     async def _session(self) -> str:
         """The id of the session that the options name, or of a new one, in which the agent answers

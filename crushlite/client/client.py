@@ -44,10 +44,9 @@ class RemoteWorkspace(WorkspaceRequests):
         session was made for this prompt. The other options are those of `prompt`."""
         return RunStream(self, "", session_id).posting(text, new_session, options)
 
-    def follow(self, run_id: str, session_id: str = "") -> RunStream:
-        """The events of any run, also an ended one, from its beginning; for `async with`. The
-        session is found if it is not given."""
-        return RunStream(self, run_id, session_id)
+    def follow(self, run_id: str) -> RunStream:
+        """The events of any run, also an ended one, from its beginning; for `async with`."""
+        return RunStream(self, run_id)
 
 
 class Client(Wire):

@@ -36,10 +36,9 @@ TITLE_CHARS = 60
 class Follower:
     """Decides which events of a workspace are about one run. Pure: it makes no requests."""
 
-    def __init__(self, run_id: str, session_id: str, messages: Iterable[str] = ()) -> None:
-        """`messages` are those that are known to be of the run; others are added when seen."""
+    def __init__(self, run_id: str, session_id: str) -> None:
         self.ahead: set[str] = set()  # runs that must end before ours begins
-        self.messages = set(messages)
+        self.messages: set[str] = set()  # those of the run that were seen
         self._run_id = run_id
         self._session_id = session_id
         self._family = {session_id}  # our session, and those of its sub-agents
@@ -139,7 +138,7 @@ class RunStream:
     then. `lost` and `recovered` are yielded too: a caller who does not want to wait can leave.
     """
 
-    def __init__(self, workspace: WorkspaceRequests, run_id: str, session_id: str) -> None:
+    def __init__(self, workspace: WorkspaceRequests, run_id: str, session_id: str = "") -> None:
         self.workspace = workspace
         self.run_id = run_id
         self.session_id = session_id
@@ -150,27 +149,12 @@ class RunStream:
         self._options: dict[str, Any] = {}
         self._events: EventStream | None = None
         self._follower = Follower(run_id, session_id)
-        self._last_id = ""  # of an event on another stream, which this one continues
         self._pending: deque[Envelope] = deque()
         self._gap = False  # events may be missing: the transcript must be read
 
     def posting(self, prompt: str, new_session: bool, options: dict[str, Any]) -> RunStream:
-        """Post a prompt. `new_session`: the session was made for it, and had no run before. To be
-        called first."""
+        """Post a prompt, first of all. `new_session`: the session was made for it."""
         self._prompt, self._new_session, self._options = prompt, new_session, dict(options)
-        return self
-
-    def continuing(self, last_id: str, messages: Iterable[str]) -> RunStream:
-        """Yield only what comes after an event that was seen on another stream, as the beginning of
-        these messages of the run was. To be called first."""
-        self._last_id = last_id
-        self._follower = Follower(self.run_id, self.session_id, messages)
-        return self
-
-    def ended(self, ending: RunComplete) -> RunStream:
-        """Yield only this ending, which was seen on another stream. To be called first."""
-        self.ending = ending
-        self._pending.append(Envelope("run_complete", "updated", ending))
         return self
 
     @property
@@ -182,18 +166,7 @@ class RunStream:
         """Post the prompt, or find the run that is to be followed. Returns when the daemon has
         accepted the prompt; raises if it was refused or the run is unknown."""
         try:
-            if self.ending is not None:
-                pass  # there is nothing to wait for
-            elif self._last_id:
-                self._events = EventStream(self.workspace, last_id=self._last_id)
-                await self._events.__aenter__()
-                if not self._follower.messages:
-                    await self._look_ahead(())
-                    self._gap = bool(self._follower.ahead)  # some of their events may be missed
-            elif self._prompt is None:
-                await self._find()
-            else:
-                await self._post(self._prompt)
+            await self._begin()
         except BaseException:
             await self.close()
             raise
@@ -243,6 +216,12 @@ class RunStream:
             pass  # deleted with its session
 
     # Beginning.
+
+    async def _begin(self) -> None:
+        if self._prompt is None:
+            await self._find()
+        else:
+            await self._post(self._prompt)
 
     async def _post(self, prompt: str) -> None:
         over: set[str] = set()

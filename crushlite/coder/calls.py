@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError
+from ..features import offers
 from ..records import dataclass
 from .answers import RUN_CALLS
 from .briefing import digest
@@ -145,7 +146,7 @@ class ToolRunner:
             place = await self._context.locate(str(call.value.get("file_path", "")))
         except CrushliteError:
             return []
-        return await turn.notes_on_change(str(place.path))
+        return await offers.notes_on_change(turn, str(place.path))
 
     async def _report(
         self, turn: Turn, call: ToolRequest, outcome: ToolOutcome, more: Sequence[str] = ()

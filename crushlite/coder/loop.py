@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..agent.base import Info, Title, Usage
 from ..clock import time_limit
 from ..errors import LimitReached, NotFound
+from ..features import offers
 from ..records import dataclass
 from .answers import ModelAnswer
 from .briefing import Briefing, Facts
@@ -156,7 +157,7 @@ class CoderAgent:
     # The turn ------------------------------------------------------------------------------------
 
     async def run(self, turn: Turn) -> None:
-        instructions = turn.instructions()
+        instructions = offers.instructions(turn)
         # One after the other: side by side, the threads of the two would take the interpreter from
         # each other at each system call, and need twice as long together.
         files = await self._read_files(instructions)
@@ -236,7 +237,7 @@ class CoderAgent:
             Briefing.load(kept) if light else await self._context.blocking(Briefing.load, kept)
         )
         if files is None:
-            files = await self._read_files(turn.instructions())
+            files = await self._read_files(offers.instructions(turn))
         now = Facts(
             date=time.strftime("%Y-%m-%d", time.localtime(self._clock.now())),
             watchers=turn.watchers,

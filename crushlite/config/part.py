@@ -106,8 +106,11 @@ class ConfigPart(GuardPart):
     async def keep_rule(self, rule: PermissionRule) -> None:
         await self.change(self.profile.keep_rule, rule)
 
-    async def remove_rule(self, rule_id: str) -> None:
-        await self.change(self.profile.remove_rule, rule_id)
+    async def remove_rule(self, rule_id: str) -> bool:
+        is_kept = any(rule.id == rule_id for rule in self.kept_rules())
+        if is_kept:
+            await self.change(self.profile.remove_rule, rule_id)
+        return is_kept
 
     async def change(self, change: Callable[..., bool], *arguments: Any) -> None:
         """Call one of the profile's changes in a thread. If it changed a file, read the files of

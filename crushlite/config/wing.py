@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..agent.base import AgentFactory
     from ..api.entry import Entry
     from ..settings import Settings
-    from ..wing import Opening, OpenWorkspace
+    from ..wing import Opening, OpenWorkspace, Setup
     from .files import Roots
     from .loading import ConfigFiles
     from .part import ConfigPart
@@ -33,7 +33,7 @@ class ConfigWing(Wing):
     def __init__(self) -> None:
         self._open: list[ConfigPart] = []
 
-    def setup(self, agents: AgentFactory, settings: Settings) -> ConfigSetup:
+    def setup(self, agents: AgentFactory, settings: Settings) -> Setup:
         def roots() -> Roots:
             from pathlib import Path
 
@@ -41,7 +41,7 @@ class ConfigWing(Wing):
 
             return Roots.below(Path(settings.user_files)) if settings.user_files else Roots()
 
-        return ConfigSetup(roots, agents, allow_commands=settings.allow_config_commands)
+        return ConfigSetup(roots, agents, allow_commands=settings.allow_config_commands).profile
 
     async def open(self, workspace: OpenWorkspace) -> ConfigPart | None:
         from .part import ConfigPart
@@ -60,7 +60,7 @@ class ConfigWing(Wing):
 
 
 class ConfigSetup:
-    """Sets workspaces up as their configuration files say. Implements wing.Setup."""
+    """Sets workspaces up as their configuration files say. `profile` is a wing.Setup."""
 
     def __init__(
         self, roots: Callable[[], Roots], agents: AgentFactory, *, allow_commands: bool

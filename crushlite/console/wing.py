@@ -50,7 +50,7 @@ class ConsoleWing(Wing):
 
     async def started(self, urls: Sequence[str]) -> None:
         """Open the ports again at which tabs wait, if this is the daemon of the default socket."""
-        if f"unix://{default_path()}" in urls and self.ports.requires_token:
+        if f"unix://{default_path()}" in urls and self.ports.auth == "token":
             for port in self.tabs.ports():
                 try:
                     await self.ports.loopback(port)

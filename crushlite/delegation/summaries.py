@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError, ProviderFailed
-from ..hosting.prompts import Failure, RunLimits
+from ..hosting.prompts import Failure, RunLimits, words
 from ..hosting.tasks import run_to_the_end
 from ..hosting.turn import LiveTurn
 from ..runs import Outcome
@@ -55,7 +55,7 @@ async def write_summary(
     try:
         await run_to_the_end(writing, cancel)
     except Exception as error:
-        turn.close(Outcome.FAILED, Failure("The summary failed", str(error)))
+        turn.close(Outcome.FAILED, Failure("The summary failed", words(error)))
         await run_to_the_end(store_or_flush(turn))
         raise
     if not turn.said:

@@ -1,9 +1,10 @@
 """Tools that wings offer to agents.
 
-A part of a workspace returns its tools from `WorkspacePart.tools`; an agent gets those of all parts
-from `Turn.offered_tools`, at each step. It shows the model name, description and parameters. To run
-a call it asks what `question` says, through `Turn.permission`, and only if that is granted, or if
-there is no question, awaits `call`. How much of an answer the model gets is up to the agent.
+A part of a workspace returns its tools from `OfferingPart.tools` (offers.py); an agent gets those
+of all parts from `offered_tools`, at each step. It shows the model name, description and
+parameters. To run a call it asks what `question` says, through `Turn.permission`, and only if that
+is granted, or if there is no question, awaits `call`. How much of an answer the model gets is up to
+the agent.
 """
 
 from __future__ import annotations

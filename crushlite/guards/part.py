@@ -214,13 +214,14 @@ class TurnGuards(Guards):
             return ruled
         if turn.request.auto_approve:
             return None
-        permissions = turn.workspace.permissions
+        permissions, policy = turn.workspace.permissions, turn.workspace.profile
+        settled = permissions.skip or policy.allows(request.tool_name, request.action)
         call = self._calls.get(request.tool_call_id)
         always = call is not None and call.must_ask
         if always:
             scope = Scope((), "nothing: a hook wants you to be asked")
-        elif permissions.is_settled(request, scope):
-            return None
+        elif settled or permissions.grants.covers(request, scope):
+            return None  # no user would be asked
         ruled = ruled or await self.answer(request)
         if ruled is not None:
             permissions.announce(request, granted=bool(ruled))

@@ -113,9 +113,8 @@ class AgentSlot:
 
     async def _close(self, leaving: list[Agent]) -> None:
         for agent in leaving:
-            ready = self._ready.pop(agent, None)
-            if ready is not None:
-                ready.cancel()
+            if agent in self._ready:
+                self._ready.pop(agent).cancel()
             try:
                 await agent.aclose()
             except Exception:

@@ -163,7 +163,7 @@ class Backend:
 
     async def _build(self, key: Path, path: Path, request: CreateWorkspace) -> Workspace:
         opening = Opening(key, path, _environment(request.env), self._data_dir(path, request))
-        profile = await self._setup.profile(opening)
+        profile = await self._setup(opening)
         store = await self._stores().open(profile.data_dir)
         try:
             workspace = self._workspace(opening, request, profile, store)

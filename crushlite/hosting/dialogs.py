@@ -284,16 +284,10 @@ class Permissions(_Dialogs[PermissionRequest, Verdict]):
         stored = _sealed(replace(request, id=new_id()))
         return await self._wait(stored, stored.session_id, run_id, scope)
 
-    def is_settled(self, request: PermissionRequest, scope: Scope | None) -> bool:
-        """Whether no user would be asked: by policy, or by a rule that was granted."""
-        allowed = self.skip or self._policy(request.tool_name, request.action)
-        return allowed or self.grants.covers(request, scope)
-
     def announce(self, request: PermissionRequest, *, granted: bool) -> None:
         """Tell clients how a request was decided."""
-        self._publish(
-            PermissionNotification(request.tool_call_id, granted=granted, denied=not granted)
-        )
+        decided = PermissionNotification(request.tool_call_id, granted=granted, denied=not granted)
+        self._publish(decided)
 
     def listed(self) -> list[PermissionRequest]:
         """Open requests, the one on the stream first, then oldest first."""

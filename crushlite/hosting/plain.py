@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..agent.base import Agent, AgentFactory
     from ..protocol.config import AgentInfo, SelectedModel
-    from ..wing import Opening
+    from ..wing import Opening, Setup
 
 OWN_DATA_DIR = f".{NAME}"
 
@@ -81,11 +81,8 @@ class PlainProfile:
         }
 
 
-class PlainSetup:
-    """Implements wing.Setup."""
+def plain_setup(agents: AgentFactory) -> Setup:
+    async def profile(opening: Opening) -> PlainProfile:
+        return PlainProfile(opening, agents)
 
-    def __init__(self, agents: AgentFactory) -> None:
-        self._agents = agents
-
-    async def profile(self, opening: Opening) -> PlainProfile:
-        return PlainProfile(opening, self._agents)
+    return profile

@@ -38,12 +38,7 @@ class Failure:
     """Why a turn failed, as the user will read it."""
 
     title: str
-    detail: str
-
-    def __post_init__(self) -> None:
-        # Errors about files quote their names, which need not be text; a row must be.
-        object.__setattr__(self, "title", clean(self.title))
-        object.__setattr__(self, "detail", clean(self.detail))
+    detail: str  # what `words` says of an error, or a text of our own: a row must be text
 
 
 def clean(text: str) -> str:
@@ -125,9 +120,10 @@ def explain(error: BaseException, run_id: str) -> Failure:
 
 
 def words(error: BaseException) -> str:
-    """The text of an error, also of one whose `__str__` raises."""
+    """The text of an error, also of one whose `__str__` raises. One about a file quotes its name,
+    which need not be text."""
     try:
-        return str(error)
+        return clean(str(error))
     except Exception:  # noqa: BLE001 - an error that cannot be printed must still end its run
         return "an error that cannot be printed"
 

@@ -4,14 +4,12 @@ reaches out of the transcript. Commands are run by a part of a wing."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agent.base import UNKNOWN_JOB, Scope, Verdict
-from ..clock import time_limit
 from ..errors import BadRequest, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.permissions import PermissionRequest
@@ -19,23 +17,22 @@ from ..protocol.questions import Question, QuestionBatch
 from ..unique import random_hex
 from ..wing import Author, Guards
 from .prompts import clean
-from .workspace_base import first_of, tolerated
+from .workspace_base import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..agent.base import Exit, JobInfo, JobOutput, RunningCommand, Turn, TurnCommands
+    from ..agent.base import Exit, JobInfo, JobOutput, RunningCommand, TurnCommands
     from ..protocol.messages import Prompt
     from ..protocol.permissions import PermissionOption
     from ..protocol.questions import QuestionResponse
-    from ..wing import CommandWatch, WorkspacePart
+    from ..wing import CommandWatch
     from .transcript import LiveMessage
     from .workspace_base import WorkspaceBase
 
 
 T = TypeVar("T")
 
-NOTE_SECONDS = 20.0  # that a part may take to say something of a changed file
 WATCH_SECONDS = 3.0  # how long a watch may take to end before the run ends anyway
 
 
@@ -167,35 +164,6 @@ class TurnRequests:
     def keep(self, command: RunningCommand, info: JobInfo = UNKNOWN_JOB) -> str:
         return self._running().keep(command, info)
 
-    async def offered_tools(self) -> list[Any]:
-        self._check()
-        found: dict[str, Any] = {}  # in the order of the parts, each name once
-        for part in self.workspace.parts:
-            with tolerated(part, "to offer its tools"):
-                for tool in await part.tools(cast("Turn", self)):
-                    found.setdefault(tool.name, tool)
-        self._check()
-        return list(found.values())
-
-    async def notes_on_change(self, path: str) -> list[str]:
-        self._check()
-
-        async def ask(part: WorkspacePart) -> str:
-            with tolerated(part, "at a change"), contextlib.suppress(TimeoutError):
-                async with time_limit(self.workspace.clock, NOTE_SECONDS):
-                    return await part.notes_on_change(cast("Turn", self), path)
-            return ""
-
-        return [note for note in await asyncio.gather(*map(ask, self.workspace.parts)) if note]
-
-    def instructions(self) -> list[tuple[str, str]]:
-        self._check()
-        found: list[tuple[str, str]] = []
-        for part in self.workspace.parts:
-            with tolerated(part, "to give its instructions"):
-                found += part.instructions()
-        return found
-
     async def end_commands(self) -> None:
         """Kill what the agent's commands left running: it is dead, or had some seconds to die."""
         if self._commands is not None:
@@ -245,9 +213,7 @@ def typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
     return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())
 
 
-def questions_of(
-    given: str | Sequence[str | Question | Mapping[str, Any]],
-) -> list[Question]:
+def questions_of(given: str | Sequence[str | Question | Mapping[str, Any]]) -> list[Question]:
     """Questions, given as such, in the shape of the wire, or as texts that want a text."""
     asked = [given] if isinstance(given, str) else given
     return [

@@ -68,10 +68,6 @@ class Workspace(WorkspaceBase):
 
     # Runs and requests ---------------------------------------------------------------------------
 
-    @property
-    def agent(self) -> Agent | None:
-        return self.runs.agents.agent
-
     def cancel(self, session_id: str) -> CancelResult:
         """Cancel all runs of a session, and what parts do in it."""
         canceled = self.runs.cancel(session_id)
@@ -100,12 +96,11 @@ class Workspace(WorkspaceBase):
 
     async def remove_rule(self, rule_id: str) -> None:
         """Take back a rule, of a session or for good. Raises NotFound if there is none."""
-        if self.permissions.grants.remove(rule_id):
-            return
+        removed = self.permissions.grants.remove(rule_id)
         for part in self.parts:
-            if part.keeps_rules and any(rule.id == rule_id for rule in part.kept_rules()):
-                return await part.remove_rule(rule_id)
-        raise NotFound(f"no rule {rule_id}: list W/permissions/rules")
+            removed = removed or await part.remove_rule(rule_id)
+        if not removed:
+            raise NotFound(f"no rule {rule_id}: list W/permissions/rules")
 
     # Sessions ------------------------------------------------------------------------------------
 
@@ -125,10 +120,8 @@ class Workspace(WorkspaceBase):
         return [one if isinstance(one, bytes) else self._with_busy(one) for one in listed]
 
     async def rename_session(self, session_id: str, title: str) -> Session:
-        now = self.clock.now()
-        session = await self.store.write(
-            session_rows.rename_session, session_id, _checked(title), now
-        )
+        renamed = (session_id, _checked(title), self.clock.now())
+        session = await self.store.write(session_rows.rename_session, *renamed)
         self.hub.publish("updated", copy.copy(session))
         return self._with_busy(session)
 
@@ -186,8 +179,7 @@ class Workspace(WorkspaceBase):
         if not await wait_at_most(self.clock, closing, self.settings.drain):
             closing.cancel()
             log.error("workspace %s: %s did not close in time", self.path, name)
-        elif not closing.cancelled() and closing.exception() is not None:
-            why = closing.exception()
+        elif not closing.cancelled() and (why := closing.exception()) is not None:
             log.error("workspace %s: %s did not close", self.path, name, exc_info=why)
 
 

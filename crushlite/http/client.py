@@ -22,9 +22,9 @@ from .messages import Headers, Pairs
 from .peer import peer_uid
 
 if TYPE_CHECKING:
-    import ssl as ssl_module
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
+    from ssl import SSLContext
 
     from ..clock import Clock, Timer
 
@@ -82,12 +82,12 @@ class Connector(Protocol):
         """Connect a protocol of this factory. Raises ConnectFailed or PeerMismatch."""
 
 
+@dataclass(frozen=True, slots=True)
 class UnixConnector:
     """Connects to a unix socket whose process has the uid `expect_uid`, if that is not None."""
 
-    def __init__(self, path: str, *, expect_uid: int | None) -> None:
-        self.path = path
-        self.expect_uid = expect_uid
+    path: str
+    expect_uid: int | None
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
         opening = asyncio.get_running_loop().create_unix_connection(factory, self.path)
@@ -100,17 +100,17 @@ class UnixConnector:
         return transport
 
 
+@dataclass(frozen=True, slots=True)
 class TCPConnector:
     """Connects to a host and port, with TLS if a context is given."""
 
-    def __init__(self, host: str, port: int, *, ssl: ssl_module.SSLContext | None = None) -> None:
-        self.host = host
-        self.port = port
-        self._ssl = ssl
+    host: str
+    port: int
+    ssl: SSLContext | None = None
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
         loop = asyncio.get_running_loop()
-        opening = loop.create_connection(factory, self.host, self.port, ssl=self._ssl)
+        opening = loop.create_connection(factory, self.host, self.port, ssl=self.ssl)
         return await _connected(opening, f"{self.host}:{self.port}")
 
 

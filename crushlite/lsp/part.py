@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from ..clock import time_limit
 from ..commands.environment import command_env
 from ..errors import BadRequest, CrushliteError, NotFound
+from ..features.offers import OfferingPart
 from ..listen import default_socket
 from ..protocol.events import LSPEvent
 from ..records import dataclass
-from ..wing import WorkspacePart
 from ..worktree.paths import OwnFolders, locate, read_bytes
 from ..worktree.threads import FileThreads
 from . import diagnostics
@@ -59,7 +59,7 @@ class LspSettings:
     own_folders: tuple[Path, ...] = ()
 
 
-class LspPart(WorkspacePart):
+class LspPart(OfferingPart):
     """`settings` says what the configuration says now. Implements tools.WorkspaceServers."""
 
     def __init__(self, workspace: OpenWorkspace, settings: Callable[[], LspSettings]) -> None:

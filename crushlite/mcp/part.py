@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..clock import all_done
 from ..config.secrets import redact
 from ..errors import NotFound
-from ..wing import WorkspacePart
+from ..features.offers import OfferingPart
 from .client_servers import ClientServers
 from .naming import reserved_for_others, safe_name
 from .server import CLOSE_SECONDS, Server, ServerSettings
@@ -37,7 +37,7 @@ DEAD_SECONDS = 3.0  # that the next step of a turn waits for a server that has j
 RETRY_SECONDS = 30.0  # before a prompt lets a server that has failed be started again
 
 
-class McpPart(WorkspacePart):
+class McpPart(OfferingPart):
     """Starts and ends servers as the configuration changes, and as clients come and go that name
     some; those whose section is the same stay as they are."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..clock import wait_at_most
 from ..errors import CrushliteError
+from ..features.offers import OfferingPart
 from ..features.wire import CommandInfo
 from ..guards.part import GuardPart
 from ..protocol.events import SkillsEvent
@@ -51,7 +52,7 @@ class SkillCommand:
         return self.skill.loaded(text)
 
 
-class SkillsPart(GuardPart):
+class SkillsPart(GuardPart, OfferingPart):
     """`read_all` reads the files; it is called in a thread."""
 
     def __init__(self, workspace: OpenWorkspace, read_all: Callable[[], Catalogue]) -> None:

@@ -12,6 +12,7 @@ from ..api.context import answer, body
 from ..api.entry import Entry, W
 from ..clock import time_limit
 from ..errors import CrushliteError, NotFound
+from ..features.offers import OfferingPart
 from ..features.wire import CommandInfo, ExpandCommand, ExpandedCommand, ReadSkill
 from .wire import SkillContent, SkillInfo
 
@@ -75,7 +76,7 @@ async def _commands(context: Context, request: Request) -> list[tuple[CommandInf
     workspace = context.workspace(request)
     found: dict[str, tuple[CommandInfo, OfferedCommand]] = {}
     sources: list[Callable[[], Awaitable[Sequence[OfferedCommand]]]]
-    sources = [part.commands for part in workspace.parts]
+    sources = [part.commands for part in workspace.parts if isinstance(part, OfferingPart)]
     sources.append(functools.partial(server_prompts, context, request))
     for source in sources:
         for command in await _listed(source, workspace):

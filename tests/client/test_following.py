@@ -401,25 +401,6 @@ class FollowTests(RunCase):
             await self.answers(2, "yours")
             self.assertEqual(list(texts(await following).values()), ["yours"])
 
-    async def test_a_stream_that_is_continued_shows_a_run_behind_one_that_had_ended(self) -> None:
-        session = await self.workspace.create_session()
-        await self.workspace.prompt(session.id, "first", run_id="first")
-        await self.answers(1, "not yours")
-        await self.workspace.run("first", wait=10)
-        async with self.workspace.events() as events:
-            await self.workspace.create_session()
-            await anext(events)
-        await self.workspace.prompt(session.id, "second", run_id="second")
-        scripted = await self.daemon.entered(2)
-        await scripted.say("yours")
-        run = (await self.second()).follow("second", session.id)
-        async with run.continuing(events.last_id or "", ()):
-            shown = [await anext(run)]
-            while not texts(shown):
-                shown.append(await anext(run))
-            scripted.release()
-            self.assertEqual(list(texts([*shown, *await everything(run)]).values()), ["yours"])
-
     async def test_a_run_that_begins_and_ends_during_the_catch_up_is_complete(self) -> None:
         """The run begins after the transcript was read, and ends before the runs are read."""
         session = await self.workspace.create_session()

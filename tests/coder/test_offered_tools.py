@@ -12,12 +12,12 @@ from crushlite.coder.providers.base import CallPiece, ModelStop
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.coder.tools.toolbox import FOUND, MOST, SEARCH
 from crushlite.coder.tools.view import View
+from crushlite.features.offers import OfferingPart
 from crushlite.features.tools import OfferedTool, ToolAnswer, ToolMedia, ToolQuestion
 from crushlite.guards.part import GuardPart, Ruling, ToolUsed
 from crushlite.hosting.dialogs import Permissions
 from crushlite.protocol.config import Model
 from crushlite.protocol.permissions import PermissionRequest
-from crushlite.wing import WorkspacePart
 from tests.support.images import png
 from tests.support.model import CoderBench, EchoTool, PlannedProvider, said
 
@@ -49,7 +49,7 @@ class Offered(OfferedTool):
         return self.answer
 
 
-class Offers(WorkspacePart):
+class Offers(OfferingPart):
     def __init__(self, *tools: OfferedTool, told: Sequence[tuple[str, str]] = ()) -> None:
         self.offered = list(tools)
         self.told = told
@@ -61,7 +61,7 @@ class Offers(WorkspacePart):
         return self.told
 
 
-class Faulty(WorkspacePart):
+class Faulty(OfferingPart):
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
         raise RuntimeError("broken")
 

@@ -63,7 +63,7 @@ class WhoseConfigurationTests(unittest.IsolatedAsyncioTestCase):
             clock, roots = SystemClock(), Roots(etc=self.root / "etc")
             stores = Stores(clock=clock, boot_id="boot")
             backend = Backend(
-                setup=ConfigSetup(lambda: roots, agents, allow_commands=False),
+                setup=ConfigSetup(lambda: roots, agents, allow_commands=False).profile,
                 clock=clock,
                 settings=Settings(),
                 stores=lambda: stores,

@@ -25,7 +25,7 @@ from crushlite.errors import (
     WorkspaceNotFound,
 )
 from crushlite.hosting.backend import Backend
-from crushlite.hosting.plain import PlainSetup
+from crushlite.hosting.plain import plain_setup
 from crushlite.protocol.messages import Prompt
 from crushlite.protocol.workspaces import CreateWorkspace
 from crushlite.testing import FakeClock, LocalDaemon, ScriptedAgent
@@ -103,7 +103,7 @@ class BackendTestCase(unittest.IsolatedAsyncioTestCase):
         self.agent: Any = ClosingAgent()
         self.before_answer: Callable[[], None] = lambda: None
         self.backend = Backend(
-            setup=PlainSetup(self.make_agent),
+            setup=plain_setup(self.make_agent),
             clock=self.clock,
             settings=self.settings,
             stores=lambda: self.openings.stores,

@@ -761,19 +761,14 @@ class MemoryTest(PermissionDesk):
         self.assertEqual(self.calls(), ["asked c1", "shown c1"])
         self.assertEqual(questions, [("view", "read"), ("bash", "execute")])
 
-    async def test_what_is_settled_asks_nobody_and_what_is_decided_elsewhere_is_announced(
+    async def test_a_policy_can_be_overruled_and_what_is_decided_elsewhere_is_announced(
         self,
     ) -> None:
         allowed = Permissions(self.publish, clock=self.clock, policy=lambda tool, _: tool == "view")
-        self.assertTrue(allowed.is_settled(request(tool_name="view"), None))
-        self.assertFalse(allowed.is_settled(request(), None))
         asking = await self.start(allowed.ask(request(tool_name="view"), "r", always=True))
         self.assertEqual(self.calls(), ["asked c1", "shown c1"], "in spite of the policy")
         allowed.close_run("r")
         self.assertFalse(await soon(asking))
-        await self.ask()
-        self.answer("c1", "allow_session")
-        self.assertTrue(self.permissions.is_settled(request("c2"), None))
         self.take()
         for verdict in (True, False):
             self.permissions.announce(request("c3"), granted=verdict)

@@ -13,7 +13,7 @@ from unittest import mock
 from crushlite.agent.base import Usage, Verdict
 from crushlite.errors import BadRequest, CorruptDatabase, LimitReached, TurnOver
 from crushlite.hosting.agents import run_blocking
-from crushlite.hosting.prompts import Failure
+from crushlite.hosting.prompts import Failure, explain
 from crushlite.hosting.turn import PIECES, LiveTurn
 from crushlite.protocol.messages import (
     Attachment,
@@ -492,11 +492,13 @@ class SurrogateTests(TurnBench):
                 self.assertFalse(_half_characters(part), part)
 
     async def test_a_failure_may_name_a_file_that_is_no_text(self) -> None:
-        failure = Failure(f"No such file {LONE}", "a\udcff.txt")
+        with self.assertLogs("crushlite.hosting", "WARNING"):
+            failure = explain(ValueError("there is no a\udcff.txt"), "R")
         (row,) = await self.close(self.turn(), Outcome.FAILED, failure)
         finish = row.finish
         assert finish is not None
-        self.assertEqual((finish.message, finish.details), ("No such file ?", "a?.txt"))
+        wanted = ("The agent failed", "ValueError: there is no a?.txt")
+        self.assertEqual((finish.message, finish.details), wanted)
 
 
 def _half_characters(part: Any) -> list[str]:

@@ -12,6 +12,7 @@ from unittest import mock
 
 from crushlite.commands.process import start_piped
 from crushlite.errors import BadRequest, Conflict
+from crushlite.features.offers import notes_on_change, offered_tools
 from crushlite.lsp import part as part_module, server as server_module
 from crushlite.lsp.diagnostics import MOST_PER_FILE
 from crushlite.lsp.part import LspPart
@@ -82,7 +83,7 @@ class LspCase(BoundedTestCase):
     async def changed(self, name: str, text: str) -> str:
         """The agent changes a file; what it is told with the result."""
         path = self.write(name, text)
-        return "\n".join(await self.run_.do(lambda turn: turn.notes_on_change(path)))
+        return "\n".join(await self.run_.do(lambda turn: notes_on_change(turn, path)))
 
     async def get(self, path: str) -> Any:
         answer = await self.anna.call("GET", path)
@@ -96,7 +97,7 @@ class LspCase(BoundedTestCase):
 
     async def call(self, name: str, **arguments: Any) -> str:
         """Call a tool as an agent does."""
-        tools = await self.run_.do(lambda turn: turn.offered_tools())
+        tools = await self.run_.do(offered_tools)
         [tool] = [tool for tool in tools if tool.name == name]
         answer = await self.run_.do(lambda turn: tool.call(turn, arguments, "call"))
         return str(answer.text)
@@ -130,10 +131,10 @@ class ChangeTests(LspCase):
         self.assertEqual((await self.get("/lsps"))["toy"]["state"], UNSTARTED)
         await self.read(self.write("a.txt", "BAD"))
         self.assertEqual((await self.get("/lsps"))["toy"]["state"], UNSTARTED)
-        self.assertEqual(await self.run_.do(lambda turn: turn.offered_tools()), [])
+        self.assertEqual(await self.run_.do(offered_tools), [])
         await self.read(self.write("a.toy", "BAD"))
         self.assertEqual((await self.state(READY))["name"], "toy")
-        names = [tool.name for tool in await self.run_.do(lambda turn: turn.offered_tools())]
+        names = [tool.name for tool in await self.run_.do(offered_tools)]
         self.assertIn("lsp_diagnostics", names)
 
     async def test_a_server_that_says_first_that_all_is_well_is_heard_out(self) -> None:
@@ -299,7 +300,7 @@ class BadServerTests(LspCase):
         states = [event["state"] for event in self.anna.events.all("lsp_event")]
         self.assertEqual(states.count(READY), server_module.RESTARTS + 1)
         self.assertEqual(await self.changed("a.toy", "BAD"), "")
-        self.assertEqual(await self.run_.do(lambda turn: turn.offered_tools()), [])
+        self.assertEqual(await self.run_.do(offered_tools), [])
 
     async def dead(self) -> None:
         life = self.part.servers["toy"]._life

@@ -15,11 +15,12 @@ from unittest import mock
 from crushlite.api.context import answer, body
 from crushlite.api.entry import Entry, W
 from crushlite.fake_model import End, Say
-from crushlite.features.wire import GetPrompt
+from crushlite.features.offers import OfferingPart
+from crushlite.features.wire import GetPrompt, OfferedCommand
 from crushlite.skills.part import SkillsPart
 from crushlite.testing import LocalDaemon
 from crushlite.testing.fake_clock import FakeClock
-from crushlite.wing import Wing, WorkspacePart
+from crushlite.wing import Wing
 from crushlite.wings import standard_wings
 from tests.skills.test_reading import skill_text
 from tests.support.basics import BoundedTestCase
@@ -148,8 +149,8 @@ class RouteTests(BoundedTestCase):
         self.write(self.home / ".claude/skills/review/SKILL.md", skill_text("review"))
         anna = await self.daemon.join()
 
-        class Broken(WorkspacePart):
-            async def commands(self) -> list[object]:
+        class Broken(OfferingPart):
+            async def commands(self) -> list[OfferedCommand]:
                 raise RuntimeError("broken")
 
         self.daemon.backend.get(anna.workspace["id"]).parts.insert(0, Broken())

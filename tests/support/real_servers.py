@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from crushlite.features.offers import offered_tools
 from crushlite.lsp.part import LspPart
 from crushlite.lsp.server import READY
 from crushlite.testing import LocalDaemon
@@ -48,6 +49,6 @@ class RealServerCase(BoundedTestCase):
         return await self.part._after_change(server, path, patient=True)
 
     async def call(self, name: str, **arguments: Any) -> str:
-        tools = {tool.name: tool for tool in await self.run_.do(lambda turn: turn.offered_tools())}
+        tools = {tool.name: tool for tool in await self.run_.do(offered_tools)}
         answer = await self.run_.do(lambda turn: tools[name].call(turn, arguments, "call"))
         return str(answer.text)

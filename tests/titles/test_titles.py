@@ -114,7 +114,7 @@ class TitleTests(PromptTestCase):
             (hosted,) = daemon.backend.everything()
             titles, turn = (
                 hosted.part(TitlesPart),
-                mock.Mock(agent=hosted.agent, session_id=session),
+                mock.Mock(agent=hosted.runs.agents.agent, session_id=session),
             )
             late = titles.tasks.spawn(titles._title(turn, "two", "later"))
             await asyncio.sleep(0)

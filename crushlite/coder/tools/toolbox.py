@@ -11,6 +11,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from ...features.offers import offered_tools
 from ...records import dataclass
 from .arguments import schema, text
 from .base import ToolOutcome, failure
@@ -63,7 +64,7 @@ class Toolbox:
 
     async def of_step(self, turn: Turn) -> StepTools:
         """What there is now. Offered tools keep the order in which they were offered."""
-        offered = await turn.offered_tools()
+        offered = await offered_tools(turn)
         if self._admits is not None:
             offered = [tool for tool in offered if self._admits(tool)]
         made = self._make(offered)
