@@ -709,10 +709,10 @@ class Failures(Case):
         self.assertEqual(context.verify_mode, ssl.CERT_REQUIRED)
         self.assertIs(await self.within(endpoint.server.tls.context()), context)
         connector: Any = await self.within(endpoint.server.connector())
-        self.assertIs(connector._ssl, context)
+        self.assertIs(connector.ssl, context)
         plain = self.openai("http://api.example.com/v1")._transport.endpoint
         connector = await self.within(plain.server.connector())
-        self.assertIsNone(connector._ssl)
+        self.assertIsNone(connector.ssl)
 
     async def test_tls_with_a_server_that_has_none_fails(self) -> None:
         async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
