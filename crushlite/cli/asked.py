@@ -220,7 +220,7 @@ class _Asked:
         return {
             "attachments": self._attachments,
             "auto_approve": options.auto_approve,
-            "reasoning_effort": options.effort,
+            "reasoning_effort": options.effort or "",
             "models": self.models,
             "max_cost": options.max_cost,
             "max_steps": options.max_steps,

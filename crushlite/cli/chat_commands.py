@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import NotFound, UsageError
 from ..features import requests
 from .chat_dialogs import QuestionDialog
+from .helptext import EFFORT
 from .lookup import SHORT, choose, find_model
 from .permissions import rule_lines
 from .tables import table
@@ -321,6 +322,8 @@ class Commands:
 
     async def _effort(self, rest: str) -> None:
         efforts, session_id = self._chat.efforts, self._chat.session.id
+        if rest and not re.fullmatch(EFFORT, rest):
+            raise UsageError(f"{rest!r} is no word such as none, low, medium, high, on or default")
         if rest:
             efforts[session_id] = "" if rest == "default" else rest
         info = await self._chat.workspace.agent()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WIDEST = 100
+EFFORT = "[a-z]{1,20}"  # what can be asked of a model, as the daemon checks it
 NARROW = 50  # columns: below that there is no room for explanations beside the options
 _COMMENTED = r"( +)(.*?) +# (.*)"
 
@@ -122,6 +123,13 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def level(text: str) -> str:
+    """Read how much a model is to reason, for `type=` of an option."""
+    if not re.fullmatch(EFFORT, text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no word such as none, low, medium or high")
+    return text
 
 
 def seconds(text: str) -> float:

@@ -25,7 +25,7 @@ from .common import (
     say,
     title_of,
 )
-from .helptext import not_empty, positive, positive_count, seconds
+from .helptext import level, not_empty, positive, positive_count, seconds
 from .outcomes import CODES_HELP, add_output, form_of
 from .progress import Progress
 from .quick import FAILURES, QuickRun
@@ -101,7 +101,7 @@ def add_parser(commands: Any) -> None:
     add(
         "--effort",
         metavar="LEVEL",
-        default="",
+        type=level,
         help="how much the model reasons: none, low, medium, high ... (default: as configured)",
     )
     add("--detach", action="store_true", help="print the id of the run and leave; it goes on")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..agent.base import Scope, ToolCheck, Verdict
@@ -219,7 +219,8 @@ class TurnGuards(Guards):
         call = self._calls.get(request.tool_call_id)
         always = call is not None and call.must_ask
         if always:
-            scope = Scope((), "nothing: a hook wants you to be asked")
+            scope = Scope((), "nothing: a hook wants you to be asked each time")
+            request = replace(request, scope=scope.words, rule="")  # which users see
         elif settled or permissions.grants.covers(request, scope):
             return None  # no user would be asked
         ruled = ruled or await self.answer(request)

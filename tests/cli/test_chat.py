@@ -343,6 +343,8 @@ class SessionTests(ChatCase):
 
     async def test_how_much_the_model_reasons_is_chosen_for_each_session(self) -> None:
         terminal = await self.chat()
+        terminal.enter("/effort HIGH!")
+        await terminal.shows("'HIGH!' is no word such as none")
         terminal.enter("/effort high")
         await terminal.shows("reasoning in this session: high")
         run = await self.asked(terminal, "the first")

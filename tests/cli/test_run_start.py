@@ -123,6 +123,7 @@ class StartTests(CommandCase):
             (("--session", "a", "--continue", "x"), "not allowed with"),
             (("--timeout", "-1", "x"), "not a number above 0"),
             (("--deny-after", "-1", "x"), "not a number of seconds"),
+            (("--effort", "HIGH!", "x"), "no word such as none, low, medium or high"),
             (("--host", "http://x", "x"), "use unix:///path"),
             (("--host", "unix://relative", "x"), "absolute path"),
             (("--host", "tcp://127.0.0.1:9", "--token-file", "none", "x"), "cannot read the token"),

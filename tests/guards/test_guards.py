@@ -390,13 +390,16 @@ class SeamTests(BoundedTestCase):
             verdicts.clear()
             text = "allow answer refuse ask ask other other"
             await anna.prompt(session, text, run_id="two")
-            asked = []
+            asked, covered = list[str](), list[str]()
             for _ in range(3):  # a grant for the session is none for what must be asked
                 request = (await anna.events.wait_for("permission_request")).payload
                 asked.append(request["tool_name"])
+                covered.append(request.get("scope", ""))
                 await anna.grant(request, "allow_session")
             await anna.events.wait_for("run_complete", run_id="two")
             self.assertEqual(asked, ["ask", "ask", "other"])
+            nothing = "nothing: a hook wants you to be asked each time"  # and users are told so
+            self.assertEqual(covered, [nothing, nothing, ""])
             self.assertEqual(answered, ["answer", "refuse", "ask", "ask", "other"])
             self.assertEqual([tool for tool, granted, _ in verdicts if not granted], ["refuse"])
             self.assertEqual(verdicts[2], ("refuse", False, "not now"))
