@@ -22,7 +22,7 @@ Pair = tuple[int, int]  # the place of a line in the old list and in the new one
 
 def difference(old: str, new: str) -> list[str]:
     """The changed lines behind + and -, with those around them; `@@` where some are left out."""
-    rows = _rows(_lines(old), _lines(new))
+    rows = compared(_lines(old), _lines(new))
     changed = [at for at, (sign, _) in enumerate(rows) if sign != " "]
     near = {at + by for at in changed for by in range(-CONTEXT, CONTEXT + 1)}
     shown: list[str] = []
@@ -36,7 +36,7 @@ def difference(old: str, new: str) -> list[str]:
     return shown
 
 
-def _rows(old: list[str], new: list[str], rounds: int = ROUNDS) -> list[Row]:
+def compared(old: list[str], new: list[str], rounds: int = ROUNDS) -> list[Row]:
     """All lines of two lists. Equal ones at both ends are not compared: of a long file that is
     edited, these are most. Between two anchors it is the same again, `rounds` times at most."""
     most = min(len(old), len(new))
@@ -48,11 +48,11 @@ def _rows(old: list[str], new: list[str], rounds: int = ROUNDS) -> list[Row]:
     i = j = 0
     for at_old, at_new in _anchors(gone, come) if rounds else []:
         if i < at_old or j < at_new:
-            rows += _rows(gone[i:at_old], come[j:at_new], rounds - 1)
+            rows += compared(gone[i:at_old], come[j:at_new], rounds - 1)
         rows.append((" ", gone[at_old]))
         i, j = at_old + 1, at_new + 1
     if i or j:
-        rows += _rows(gone[i:], come[j:], rounds - 1)
+        rows += compared(gone[i:], come[j:], rounds - 1)
     else:
         rows += [("-", line) for line in gone] + [("+", line) for line in come]
     return rows + [(" ", line) for line in old[len(old) - tail :]]

@@ -6,6 +6,8 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import random
+import re
 import socket
 from typing import TYPE_CHECKING, cast
 from unittest import mock
@@ -162,6 +164,27 @@ class RuleTests(ToolTestCase):
         self.assertIn("be more specific", outcome.content)
 
 
+def patched(old: list[str], diff: str) -> list[str]:
+    """A version with the changes of a unified diff; every place and number in it must be right."""
+    lines = diff.splitlines()[2:]
+    new: list[str] = []
+    at = 0  # in the old version
+    while lines:
+        places = re.fullmatch(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", lines.pop(0))
+        assert places is not None
+        first, gone, start, come = (int(n) if n else 1 for n in places.groups())
+        new += old[at : first - 1 if gone else first]
+        assert len(new) == (start - 1 if come else start), diff
+        at = first - 1 if gone else first
+        while gone or come:
+            sign, line = lines[0][0], lines.pop(0)[1:]
+            assert sign == "+" or old[at] == line, diff
+            at += sign != "+"
+            gone, come = gone - (sign != "+"), come - (sign != "-")
+            new += [line] if sign != "-" else []
+    return new + old[at:]
+
+
 class DifferenceTests(ToolTestCase):
     def test_differences_are_those_of_difflib(self) -> None:
         old = [f"line {n}" for n in range(40)]
@@ -174,11 +197,22 @@ class DifferenceTests(ToolTestCase):
         self.assertEqual(differences("a", [], ["x"])[1:], (1, 0))
         self.assertEqual(differences("a", ["x"], [])[1:], (0, 1))
 
-    def test_what_takes_too_long_to_compare_is_shown_as_replaced(self) -> None:
+    def test_a_difference_leads_from_one_version_to_the_other(self) -> None:
+        draw = random.Random(7)
+        for size in (0, 1, 5, 30, 30, 30, 200):
+            old = [draw.choice("abcdefgh") for _ in range(size)]
+            new = [line for line in old if draw.random() > 0.2]
+            for _ in range(size // 10 + 1):
+                new.insert(draw.randrange(len(new) + 1), draw.choice("abcxyz"))
+            text, added, removed = differences("a", old, new)
+            self.assertEqual(len(old) + added - removed, len(new))
+            self.assertEqual(patched(old, text), new, text)
+
+    def test_what_has_too_many_lines_to_compare_is_shown_as_replaced(self) -> None:
         lines = [str(n) for n in range(300)]
         old, new = ["same", *lines, "end"], ["same", "first", *lines, "last", "end"]
         self.assertEqual(differences("a", old, new)[1:], (2, 0))
-        with mock.patch.object(differing, "DIFF_SECONDS", -1.0):
+        with mock.patch.object(differing, "DIFF_LINES", 100):
             text, added, removed = differences("a", old, new)
         self.assertEqual((added, removed), (302, 300))
         self.assertTrue(text.startswith("--- a/a\n+++ b/a\n@@ -1,302 +1,304 @@\n same\n-0\n"))
