@@ -103,12 +103,25 @@ def _split(folder: str, weights: dict[Path, float]) -> dict[str, dict[Path, floa
     return {f"{folder} {number}/{len(split)}": part for number, part in enumerate(split, 1)}
 
 
-def run(job: Job) -> tuple[Job, int, float, str]:
+class Done(NamedTuple):
+    job: Job
+    code: int
+    seconds: float
+    cpu: float  # seconds of all its processes that were waited for
+    output: str
+
+
+def run(job: Job) -> Done:
     began = time.monotonic()
-    done = subprocess.run(
+    process = subprocess.Popen(
         job.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    return job, done.returncode, time.monotonic() - began, done.stdout
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    cpu = used.ru_utime + used.ru_stime
+    return Done(job, process.returncode, time.monotonic() - began, cpu, output)
 
 
 def main() -> int:
@@ -138,10 +151,11 @@ def main() -> int:
     failed: list[str] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(run, job) for job in jobs]):
-            job, code, seconds, output = done.result()
+            job, code, seconds, cpu, output = done.result()
             if code in (0, NO_TESTS):
                 lines = output.strip().splitlines()
-                print(f"{job.name}: {lines[-1].strip('= ') if lines else ''}", flush=True)
+                said = lines[-1].strip("= ") if lines else ""
+                print(f"{job.name}: {said} ({cpu:.0f} s of CPU)", flush=True)
             else:
                 failed.append(job.name)
                 print(f"{job.name}: FAILED after {seconds:.0f} s\n{output}", flush=True)
