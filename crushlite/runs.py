@@ -31,11 +31,12 @@ Derived, never stored: *live* is ACCEPTED, ACTIVE, FOLDED or ENDING; *busy* is a
 session; *queued* is ACCEPTED, not doomed, with another run ahead of it in line (cleared
 runs that are being recorded do not count).
 
-Every call ends by settling the line. The first run that is not UNSAVED decides: if it is ACCEPTED
-and durable, it goes to ENDING if it is doomed, and else starts, unless an UNSAVED run is ahead of
-it. So at most one ending of a line is being written at a time, in the order of the line, nothing
-starts before the run ahead of it is recorded, and a line is never left standing. Cleared runs are
-the exception: they leave no messages, so their endings are recorded out of line, at once.
+A call that may let a run start or end settles the line: its first run that is not UNSAVED decides.
+If that is ACCEPTED and durable, and doomed, it goes to ENDING; if it is not doomed, it starts, but
+only if no UNSAVED run is ahead of it. So at most one ending of a line is being written at a time,
+in the order of the line, nothing starts before the run ahead of it is recorded, and a line is never
+left standing. Cleared runs are the exception: they leave no messages, so their endings are recorded
+out of line, at once.
 
 Who may call what: `accept`, `durable`, `withdraw` by the acceptance of a prompt; `cancel`,
 `cancel_run`, `clear`, `remove` by requests; `drop` by the deletion of a session, and `readmit` when
@@ -265,8 +266,8 @@ class Runs:
         return self._cancel(session_id, self.live(session_id))
 
     def cancel_run(self, run: Run) -> Canceled:
-        """Doom one run; its riders end with it. One that is queued ends now, as by `remove`.
-        Raises NotQueued for a rider: its turn is its carrier's."""
+        """Doom one run; its riders end with it. One that is queued is CLEARED at once, as by
+        `remove`: no messages. Raises NotQueued for a rider: its turn is its carrier's."""
         self._require(run, not run.over, "cancel_run")
         if run.state is RunState.FOLDED and run.carrier is not None:
             raise NotQueued(f"run {run.run_id} is in the turn of {run.carrier.run_id}: cancel that")
@@ -294,8 +295,8 @@ class Runs:
             return ()
         riders: list[Run] = []
         for other in self._lines[run.session_id]:
-            waits = other is not run and other.outcome is None
-            if waits and other.when_busy is WhenBusy.INTERRUPT:
+            undecided = other is not run and other.outcome is None
+            if undecided and other.when_busy is WhenBusy.INTERRUPT:
                 break  # what was typed after an interrupt belongs to the turn after it; once the
                 # interrupt is durable, `run` is doomed anyway
             if self._is_queued(other) and other.durable and other.when_busy is WhenBusy.STEER:

@@ -1,4 +1,4 @@
-"""The endings of runs that a store could not write yet.
+"""Writes the endings of runs, and keeps those that the store cannot write yet.
 
 A `run_complete` must not wait for a disk that the user has to make room on. So an ending that
 cannot be committed is published all the same, with the error `not saved: ...`, and waits here.
@@ -36,8 +36,8 @@ LONGEST_PAUSE = 5.0  # doubled each time up to this
 
 @dataclass(eq=False, slots=True)
 class Ending:
-    """What one ending writes. If `commit` raised and kept it (`late`), `written` is called once:
-    with the session, or with None if it was given up: its session is gone, or it is refused."""
+    """What one ending writes. If `commit` raised one of STORE_ERRORS, it is kept, and `written` is
+    called once: with the session, or None if it was given up (no such session, or refused)."""
 
     key: tuple[str, str]  # scope and session
     run_ids: tuple[str, ...]
@@ -45,7 +45,7 @@ class Ending:
     written: Callable[[Session | None], None]
     session: Session | None = None
     error: Exception | None = None  # of the last try
-    late: bool = False  # `commit` has raised
+    late: bool = False  # `commit` has raised, so nobody waits for it there
 
 
 class Endings:

@@ -59,7 +59,7 @@ class LiveRun:
         self.agent_task: asyncio.Task[None] | None = None
         # Done when the agent has returned or was given up.
         self.agent_gone: asyncio.Future[None] = loop.create_future()
-        self.grace: Timer | None = None  # after which a cancelled agent is given up
+        self.grace: Timer | None = None  # it was cancelled; given up after this
         self.deadline: Timer | None = None  # after which its agent is cancelled: max_seconds
         self.overdue: LimitReached | None = None  # max_seconds has passed while the agent worked
         self.started_at = 0.0

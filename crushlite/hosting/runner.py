@@ -4,7 +4,7 @@
     durable   the row is committed: the 202 goes out
     Start     user message, agent task, turn task
     finish    the agent has returned or was given up; its requests are closed, its commands killed
-    Record    the messages are closed; COMMIT; recorded; agent_event and run_complete go out
+    Record    the messages are closed and shown; COMMIT; recorded; agent_event, run_complete
     Start     of the next run in line
 
 A turn has two tasks. The *agent task* runs the agent, and is all that a cancel touches. The *turn
@@ -127,7 +127,8 @@ class Runner:
         error = done.exception()
         row = done.result() if error is None else None
         if error is None and (row is None or self._is_ownerless(row)):
-            # The 202 goes out first: its request wakes before what is scheduled here.
+            # The 202 goes out first: `resolve_commit` schedules the requests that wait for it, and
+            # what is scheduled after that comes after them.
             live.resolve_commit(True)
             loop = asyncio.get_running_loop()
             loop.call_soon(lambda: self._perform(self._runs.durable(live.run)))
@@ -142,8 +143,8 @@ class Runner:
         self._release_claims([live])
 
     def _is_ownerless(self, row: RunRow) -> bool:
-        """Whether a row that was there already belongs to no run: the store failed right after the
-        commit, and the client repeats the prompt. Recovery has ended rows of earlier boots."""
+        """Whether the row that was there already has no run: its commit worked but was reported as
+        failed, so its run was withdrawn. Rows of earlier boots were ended by recovery."""
         begun = row.outcome is not None or row.user_message_id
         return not begun and row.boot_id == self._workspace.store.store.boot_id
 
@@ -294,14 +295,15 @@ class Runner:
             turn.fence()
 
     def _outcome(self, live: LiveRun) -> Outcome:
-        """How the agent left its turn, if no doom decides otherwise."""
+        """How the run ends as far as its agent and its limits decide; a doom overrules it."""
         for timer in (live.grace, live.deadline):
             if timer is not None:
                 timer.cancel()
         outcome = self._left(live)
         stopped = live.overdue
         if outcome is Outcome.COMPLETED and live.turn is not None:
-            stopped = live.turn.limits.error  # and the agent went on in spite of it
+            # Of any limit, max_seconds too: the agent was told of it, and returned all the same.
+            stopped = live.turn.limits.error
         if stopped is not None:
             live.failure = explain(stopped, live.run.run_id)
             return Outcome.FAILED
@@ -310,7 +312,7 @@ class Runner:
         return outcome
 
     def _left(self, live: LiveRun) -> Outcome:
-        """How the agent left its turn, whatever stopped it."""
+        """How the agent left its turn: it returned, raised, was cancelled or was given up."""
         task = live.agent_task
         if task is None:
             return Outcome.FAILED
@@ -365,7 +367,7 @@ class Runner:
     # An ending -----------------------------------------------------------------------------------
 
     async def _record(self, record: Record) -> None:
-        """Write an ending and publish it: the only place where a run ends."""
+        """Write an ending and publish it: the only place where endings are published."""
         group = [self._known[run.run_id] for run in (record.run, *record.riders)]
         messages = self._close_messages(group, record.outcome)
         session: Session | None = None
@@ -386,8 +388,8 @@ class Runner:
         messages: list[LiveMessage] = []
         if first.summarize is None and outcome is not Outcome.CLEARED:
             try:
-                # A run that was canceled before its turn began gets one here, without an agent:
-                # what a person typed is never lost.
+                # A run that was canceled before its turn began gets one here, which no agent
+                # answers: what a person typed is never lost.
                 turn = first.turn or self._begin_turn(first)
                 turn.close(outcome, first.failure)
                 first.message_id, first.text = turn.last.message.id, turn.last.message.text
@@ -407,6 +409,7 @@ class Runner:
         work = self._ending_work(group, messages)
         run = group[0].run
 
+        # Called only if the ending is written later than here, where the commit has raised then.
         def written(session: Session | None) -> None:
             if session is not None:
                 transcript.saved(messages)
