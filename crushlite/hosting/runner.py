@@ -470,6 +470,7 @@ class Runner:
         if group[0].summarize is None:
             self.outcomes[outcome] += len(group)
             if session is not None and outcome is not Outcome.CLEARED:
+                # Also if `publish_end` has: Crush publishes a session after its last message, too.
                 hub.publish("updated", session, more=True)
             notice = _notice(group[0], session)
             if notice is not None:
