@@ -101,8 +101,11 @@ class Server:
         (config / "crush.json").write_text(json.dumps(configuration(model)))
         self.project = self._home / "project"
         self.project.mkdir()
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            tcp = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        # Bound for as long as the server lives: nobody else gets the port before it listens there.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
+        tcp = f"tcp://127.0.0.1:{self._port.getsockname()[1]}"
         self.url = f"unix://{self._home}/s" if transport == "unix" else tcp
         self.start()
 
@@ -143,6 +146,7 @@ class Server:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+        self._port.close()
         self._folder.cleanup()
 
     # What the measurements do with it -----------------------------------------------------------
