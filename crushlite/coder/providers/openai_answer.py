@@ -55,6 +55,7 @@ CHECKED_CHARS = 8 << 20  # see _is_complete
 # Finish reasons of servers that failed after they had begun to answer.
 API = "chat"  # the name of its records
 _FAILURES = frozenset({"error", "network_error", "insufficient_system_resource"})
+_PLAIN = frozenset({"content", "role"})  # the fields of a delta that is only a piece of text
 
 
 class _Call:
@@ -249,6 +250,9 @@ class ChatDecoder:
         return pieces
 
     def _delta(self, delta: dict[str, Any]) -> list[Piece]:
+        if delta.keys() <= _PLAIN and isinstance(delta.get("content"), str):
+            text = self._join_text(delta["content"])  # nearly every delta: only a piece of text
+            return [Text(text)] if text else []
         text, thought = _parts(delta.get("content"))
         field, reasoning = _reasoning(delta)
         self._field = self._field or field
