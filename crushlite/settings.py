@@ -18,7 +18,8 @@ class Settings:
     drain: float = 10.0  # how long a teardown may take before what is left is abandoned
     keepalive: float = 15.0  # comments on streams that asked to resume
     coalesce: float = 0.033  # at most one event per growing message in this time
-    unattended: float | None = 60.0  # without an interactive client requests are denied; None: not
+    # Requests are denied after this time without an interactive client; None: never.
+    unattended: float | None = 60.0
     yolo: bool = False  # every workspace starts with permissions skipped
     allow_config_commands: bool = False  # whether $(command) in a configuration file is run
     user_files: str = ""  # where the machine's and the user's files are, instead of their places

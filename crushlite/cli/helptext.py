@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WIDEST = 100
-EFFORT = "[a-z]{1,20}"  # what can be asked of a model, as the daemon checks it
+EFFORT = "[a-z]{1,20}"  # a level of reasoning, as hosting/prompts.py checks it again
 NARROW = 50  # columns: below that there is no room for explanations beside the options
 _COMMENTED = r"( +)(.*?) +# (.*)"
 

@@ -153,7 +153,7 @@ class RunStream:
         self._gap = False  # events may be missing: the transcript must be read
 
     def posting(self, prompt: str, new_session: bool, options: dict[str, Any]) -> RunStream:
-        """Post a prompt, first of all. `new_session`: the session was made for it."""
+        """Post this prompt on entering. `new_session`: its session was made for it."""
         self._prompt, self._new_session, self._options = prompt, new_session, dict(options)
         return self
 
@@ -217,6 +217,7 @@ class RunStream:
 
     # Beginning.
 
+    # On entering; cli/continued.py has a way of its own.
     async def _begin(self) -> None:
         if self._prompt is None:
             await self._find()

@@ -38,7 +38,7 @@ def difference(old: str, new: str) -> list[str]:
 
 def compared(old: list[str], new: list[str], rounds: int = ROUNDS) -> list[Row]:
     """All lines of two lists. Equal ones at both ends are not compared: of a long file that is
-    edited, these are most. Between two anchors it is the same again, `rounds` times at most."""
+    edited, these are most. Between two anchors it is done again, `rounds` times at most."""
     most = min(len(old), len(new))
     head = next((at for at in range(most) if old[at] != new[at]), most)
     most -= head

@@ -409,7 +409,7 @@ class Runner:
         work = self._ending_work(group, messages)
         run = group[0].run
 
-        # Called only if the ending is written later than here, where the commit has raised then.
+        # Called later, if `commit` raises below because the store cannot write now.
         def written(session: Session | None) -> None:
             if session is not None:
                 transcript.saved(messages)

@@ -13,6 +13,8 @@ import unittest
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from crushlite.cli.helptext import EFFORT
+from crushlite.hosting import prompts
 from crushlite.launch import Wanted, joined
 from crushlite.testing import LocalDaemon
 from crushlite.version import __version__
@@ -132,6 +134,7 @@ class StartTests(CommandCase):
             child = await self.start("run", *arguments)
             self.assertEqual(await child.end(), (2, ""))
             self.assertIn(words, child.errors)
+        self.assertEqual(EFFORT, prompts._EFFORT.pattern)  # what is refused here and there
 
 
 class TCPTests(CommandCase):

@@ -29,6 +29,8 @@ from tests.support.webdriver import Browser, Window
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn, Verdict
+    from crushlite.hosting.workspace import Workspace
+    from crushlite.protocol.workspaces import CreateWorkspace
 
 ESCAPE, ENTER, TAB = "\ue00c", "\ue007", "\ue004"
 LIVE = (
@@ -511,6 +513,36 @@ class Efforts(BrowserCase):
 
 
 class Resilience(BrowserCase):
+    async def test_a_stream_whose_token_is_refused_gets_another_for_its_key(self) -> None:
+        """Its page has none any more, and says so to the stream just before the stream uses it."""
+        await self.serve()
+        anna = await self.browser.window()
+        await anna.devtools(  # its stream is in the page, and hears what that says at once
+            "Page.addScriptToEvaluateOnNewDocument", source="delete self.SharedWorker"
+        )
+        await anna.open(await self.invite())
+        await anna.wait(LIVE)
+        token = await anna.script(TOKEN)
+        client = await anna.script("return localStorage.getItem('crushlite.client')")
+        create, asked, go_on = self.daemon.backend.create, asyncio.Event(), asyncio.Event()
+
+        async def held(request: CreateWorkspace) -> Workspace:
+            if request.client_id != client:  # that one is refused, and the page takes another
+                asked.set()
+                await go_on.wait()
+            return await create(request)
+
+        with mock.patch.object(self.daemon.backend, "create", held):
+            await self.daemon.call("DELETE", f"/v1/clients/{client}")
+            await asked.wait()
+            online = "dispatchEvent(new Event('online'))"  # gives the stream the page's token
+            await anna.script(f"sessionStorage.removeItem('crushlite.token'); {online}")
+            go_on.set()
+            await anna.shows("no key", "#connection")
+            await anna.script(online)  # tries at once
+            await anna.wait(LIVE)
+        self.assertEqual(await anna.script(TOKEN), token)
+
     async def test_ten_tabs_share_one_stream_and_cancel_still_works(self) -> None:
         await self.serve()
         await self.enter()

@@ -52,8 +52,8 @@ _REASONS = {
     "safety": "content_filter",
 }
 CHECKED_CHARS = 8 << 20  # see _is_complete
-# Finish reasons of servers that failed after they had begun to answer.
 API = "chat"  # the name of its records
+# Finish reasons of servers that failed after they had begun to answer.
 _FAILURES = frozenset({"error", "network_error", "insufficient_system_resource"})
 _PLAIN = frozenset({"content", "role"})  # the fields of a delta that is only a piece of text
 
