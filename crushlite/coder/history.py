@@ -13,7 +13,7 @@ import base64
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ..protocol.messages import BinaryPart, ReasoningPart, ShellCommandPart
+from ..protocol.messages import BinaryPart, ReasoningPart, ShellCommandPart, ToolCallPart
 from .images import image_problem, image_type
 from .jsontext import loads
 from .providers.base import PDF, ChatMessage, Image, ToolCall
@@ -144,18 +144,19 @@ def _decoded(data: str) -> str:
 
 def _assistant(message: Message, answered: dict[str, ChatMessage]) -> list[ChatMessage]:
     """The message, followed by the results of its calls; nothing if it is empty."""
-    thought = next((part for part in message.parts if isinstance(part, ReasoningPart)), None)
-    calls = [ToolCall(call.id, call.name, valid_input(call.input)) for call in message.tool_calls]
-    if not message.text and not calls:
+    chat = ChatMessage("assistant", message.text)
+    for part in message.parts:
+        if isinstance(part, ToolCallPart):
+            chat.tool_calls.append(ToolCall(part.id, part.name, valid_input(part.input)))
+        elif isinstance(part, ReasoningPart):
+            chat.thinking, chat.signature = part.thinking, part.signature
+    if not chat.text and not chat.tool_calls:
         return []
-    chat = ChatMessage("assistant", message.text, tool_calls=calls)
-    if thought is not None:
-        chat.thinking, chat.signature = thought.thinking, thought.signature
     results = [
         ChatMessage("tool", INTERRUPTED, tool_call_id=call.id, is_error=True)
         if call.id not in answered
         else answered[call.id]
-        for call in calls
+        for call in chat.tool_calls
     ]
     return [chat, *results]
 

@@ -47,8 +47,10 @@ class AgentSlot:
 
     def _of_parts(self, session_id: str) -> Agent | None:
         """The agent that a wing has for a session; None if none has: the workspace's answers."""
-        found = (part.agent_of(session_id) for part in self._parts)
-        return next((agent for agent in found if agent is not None), None)
+        for part in self._parts:
+            if (agent := part.agent_of(session_id)) is not None:
+                return agent
+        return None
 
     def require(self, session_id: str) -> Agent:
         """The agent that new prompts of a session are accepted for. Raises NoAgent."""

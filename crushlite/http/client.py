@@ -9,6 +9,7 @@ at the very moment it was chosen, which looks the same as a crash after the work
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import select
@@ -19,6 +20,7 @@ import h11
 from ..clock import resolve_once, time_limit
 from ..records import dataclass
 from .messages import Headers, Pairs
+from .outbox import header_lines
 from .peer import peer_uid
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_WORD = re.compile(r"[\x21-\x7e]+")
 
 # Reading stops above so many unread bytes and goes on when they are read: then the server waits.
 _UNREAD_LIMIT = 1 << 20
@@ -427,11 +430,10 @@ class HTTPClient:
         self, method: str, target: str, body: bytes, headers: Pairs
     ) -> tuple[_PooledConnection, StreamResponse]:
         """Send a request and wait for the head of its answer."""
+        data = _framed(method, target, body, headers)
         connection = await self._acquire(method)
         while True:
-            parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
-            data = _framed(parser, method, target, body, headers)
-            response = connection.send(parser, data, self.clock)
+            response = connection.send(_parser(method), data, self.clock)
             try:
                 await response.wait_head()
             except ConnectionLost:
@@ -500,18 +502,27 @@ class _Exchange:
             self.connection.abort()
 
 
-def _framed(parser: h11.Connection, method: str, target: str, body: bytes, headers: Pairs) -> bytes:
-    """The request as bytes. Raises ValueError if h11 refuses it."""
-    if body or method in _WITH_BODY:
-        headers = (*headers, ("Content-Length", str(len(body))))
-    encoded = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
-    try:
-        head = parser.send(h11.Request(method=method, target=target, headers=encoded)) or b""
-        content = parser.send(h11.Data(data=body)) if body else b""
-        parser.send(h11.EndOfMessage())
-    except h11.LocalProtocolError as error:
-        raise ValueError(f"not a request: {error}") from None
-    return head + (content or b"")
+def _framed(method: str, target: str, body: bytes, headers: Pairs) -> bytes:
+    """The request as bytes. Raises ValueError for what HTTP does not allow."""
+    if not _WORD.fullmatch(method) or not _WORD.fullmatch(target):
+        raise ValueError(f"not a request: {method!r} {target!r}")
+    length = b"Content-Length: %d\r\n" % len(body) if body or method in _WITH_BODY else b""
+    line = f"{method} {target} HTTP/1.1\r\n".encode("ascii")
+    return b"%b%b%b\r\n%b" % (line, header_lines(headers), length, body)
+
+
+def _parser(method: str) -> h11.Connection:
+    """What reads the answer to a request with this method: to HEAD, for one, it has no body. All
+    else of the request is not its business."""
+    parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
+    parser.send(_sent(method))
+    parser.send(h11.EndOfMessage())
+    return parser
+
+
+@functools.lru_cache(maxsize=16)
+def _sent(method: str) -> h11.Request:
+    return h11.Request(method=method, target="/", headers=[("Host", "_")])
 
 
 def _answer_within(clock: Clock, seconds: float | None) -> AbstractAsyncContextManager[None]:

@@ -134,7 +134,7 @@ class Message:
 
     @property
     def finish(self) -> FinishPart | None:
-        for part in self.parts:
+        for part in reversed(self.parts):  # it is the last, but in rows that others have written
             if isinstance(part, FinishPart):
                 return part
         return None
