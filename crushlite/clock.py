@@ -89,26 +89,26 @@ class time_limit:
     ) -> None:
         self._clock, self._seconds, self._failure = clock, seconds, failure
         self._timer: Timer | None = None
+        self._expired = False
 
     async def __aenter__(self) -> None:
         if self._seconds is not None:
-            self._scope = asyncio.timeout(None)
-            await self._scope.__aenter__()
+            task = asyncio.current_task()
+            assert task is not None
+            self._task, self._cancels = task, task.cancelling()
             self._timer = self._clock.call_later(self._seconds, self._expire)
 
     def _expire(self) -> None:
-        self._scope.reschedule(-math.inf)
+        self._expired = True
+        self._task.cancel()
 
-    async def __aexit__(self, *raised: Any) -> None:
-        if self._timer is None:
-            return
-        self._timer.cancel()
-        try:
-            await self._scope.__aexit__(*raised)  # never swallows an error
-        except TimeoutError:
-            if self._failure is None:
-                raise
-            raise self._failure from None
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # Not if somebody else has cancelled the task, too.
+        if self._expired and self._task.uncancel() <= self._cancels:
+            if kind is asyncio.CancelledError:
+                raise self._failure or TimeoutError from None
 
 
 def seconds_of(text: str) -> float:

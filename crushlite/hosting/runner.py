@@ -275,7 +275,9 @@ class Runner:
         message, started_at = live.user_message(self._workspace.clock.now()), live.started_at
         live.user = self._workspace.transcript.create(
             message,
-            lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
+            lambda conn, newest: run_rows.start_run(
+                conn, scope, run_id, newest, started_at, carrier
+            ),
         )
         for part in self._workspace.parts:
             with tolerated(part, "at the start of a run"):
@@ -429,6 +431,7 @@ class Runner:
                 raise
             # What was said cannot be stored; that the run ended can. If not even that is possible,
             # the run counts as recorded all the same: it would block its session for ever.
+            transcript.save_apart(messages)
             return await self._commit(group, []) if messages else None
         if session is not None:
             transcript.saved(messages)

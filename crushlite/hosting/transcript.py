@@ -68,22 +68,23 @@ class Placement:
     Loop and thread both use it, so it is written once, apart from two changes that are right at any
     moment: `before` is forgotten when the row exists, `dropped` is set if there shall be none."""
 
-    message_id: str
-    insert: Callable[[Connection], None]
+    first: Message  # as it began
+    insert: Callable[[Connection, Message], None]
     before: Placement | None  # the message that began before this one
     dropped: bool = False
 
-    def fill(self, conn: Connection, scope: str) -> None:
+    def fill(self, conn: Connection, scope: str, newest: dict[str, Message]) -> None:
         """Insert the row of this message, after those that began before it and have none: rows are
-        placed by the order of their insertion. Where one has a row, so have all before it."""
+        placed by the order of their insertion. Where one has a row, so have all before it. A
+        message in `newest` is inserted as it is there, and taken out."""
         missing: list[Placement] = []
         place: Placement | None = self
-        while place is not None and message_rows.position_of(conn, scope, place.message_id) is None:
+        while place is not None and message_rows.position_of(conn, scope, place.first.id) is None:
             missing.append(place)
             place = place.before
         for place in reversed(missing):
             if not place.dropped:
-                place.insert(conn)
+                place.insert(conn, newest.pop(place.first.id, place.first))
 
 
 @dataclass(eq=False, slots=True)
@@ -99,6 +100,7 @@ class LiveMessage:
     published: int = 1
     submitted: int = 0
     written: int = 0
+    waiting: asyncio.Future[None] | None = None  # the last write
     only_growth: bool = True
     grown: int = 0  # characters since the row was last written
     row_time: float = 0.0
@@ -156,17 +158,17 @@ class Transcript:
     # Writing -------------------------------------------------------------------------------------
 
     def create(
-        self, message: Message, insert: Callable[[Connection], None] | None = None
+        self, message: Message, insert: Callable[[Connection, Message], None] | None = None
     ) -> LiveMessage:
         """Begin a message: published at once; an empty one is held until the end of the tick, to
         leave with its first part. Its row is submitted; `insert` makes that row."""
         first, scope = _copy(message), self._store.scope
-        insert = insert or (lambda conn: message_rows.insert_message(conn, scope, first))
+        insert = insert or (lambda conn, newest: message_rows.insert_message(conn, scope, newest))
         before = self._latest.get(message.session_id)
-        live = LiveMessage(message, Placement(message.id, insert, before))
+        live = LiveMessage(message, Placement(first, insert, before))
         self._live[message.id] = live
         self._latest[message.session_id] = live.place
-        self._hub.publish("created", live.snapshot(), more=not message.parts)
+        self._hub.publish("created", first, more=not message.parts)
         self._write(live)
         return live
 
@@ -282,17 +284,22 @@ class Transcript:
 
     def saving(self, messages: Iterable[LiveMessage]) -> Work:
         """What a transaction must do to store the newest state of these messages. That is
-        collected here: the transaction runs in another thread, while these objects change."""
+        collected here: the transaction runs in another thread, while these objects change. Writes
+        of them that wait are taken back."""
         scope = self._store.scope
-        newest = [live for live in messages if live.written < live.version]
-        places = [live.place for live in newest if not live.written]
+        unsaved = [live for live in messages if live.written < live.version]
+        places = [live.place for live in unsaved if not live.written]
         # What has not changed since it began is stored by the insert.
-        snapshots = [live.snapshot() for live in newest if live.version > 1]
+        snapshots = {live.message.id: live.snapshot() for live in unsaved if live.version > 1}
+        for live in unsaved:
+            if live.waiting is not None:
+                self._store.store.withdraw(live.waiting)
 
         def save(conn: Connection) -> None:
+            newest = dict(snapshots)  # as this may run twice
             for place in places:
-                place.fill(conn, scope)
-            for message in snapshots:
+                place.fill(conn, scope, newest)
+            for message in newest.values():
                 message_rows.save_message(conn, scope, message)
 
         return save
@@ -302,6 +309,12 @@ class Transcript:
         for live in lives:
             self._wrote(live, live.version)
         self._retry()
+
+    def save_apart(self, lives: Iterable[LiveMessage]) -> None:
+        """That transaction was refused: write each message for itself, as far as that is possible."""
+        for live in lives:
+            live.submitted = live.written
+            self._write(live)
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -453,7 +466,7 @@ class Transcript:
         live.row_time = self._clock.time()
         save = self.saving([live])
         # Nothing waits for it, and a write that a turn does wait for may come soon.
-        done = self._store.store.submit(save, shared=True)
+        live.waiting = done = self._store.store.submit(save, shared=True)
 
         def note(done: asyncio.Future[None]) -> None:
             if self._worked(live, done):

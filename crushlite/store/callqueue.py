@@ -139,6 +139,11 @@ class CallQueue:
             self._enqueue(call, shared=shared and self._sharing_seconds > 0)
         return call.future
 
+    def withdraw(self, future: asyncio.Future[T]) -> None:
+        """Take back the call with this future, which nobody awaits, unless it has begun."""
+        with self._lock:
+            self._waiting = [call for call in self._waiting if call.future is not future]
+
     def _run_apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` after the calls that wait now, outside any transaction."""
         call = StoreCall(work, self._loop.create_future(), apart=True)

@@ -17,11 +17,10 @@ import sqlite3
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadRequest, CorruptDatabase, NotFound
+from ..errors import BadRequest, CorruptDatabase, NotFound, SessionNotFound
 from ..protocol.codec import decode_tagged, dumps, encode
 from ..protocol.messages import PARTS, Message
 from .connection import check_row
-from .sessions import require_session
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -39,6 +38,12 @@ _NEXT_POSITION = (
     "(SELECT coalesce(max(position), 0) + 1 FROM messages "
     "WHERE scope = :scope AND session_id = :session_id)"
 )
+_INSERT = f"""
+    INSERT INTO messages ({MESSAGE_COLUMNS}, scope, finished, position)
+    SELECT :{MESSAGE_COLUMNS.replace(", ", ", :")}, :scope, :finished,
+        coalesce(:position, {_NEXT_POSITION})
+    WHERE EXISTS (SELECT 1 FROM sessions WHERE scope = :scope AND id = :session_id)
+"""
 
 PIECE = 250  # messages: joining so many delays no other thread for long
 BEYOND = 2**62  # any position and sequence number
@@ -64,20 +69,15 @@ def insert_message(
     conn: Connection, scope: str, message: Message, position: int | None = None
 ) -> None:
     """Add a message at the end of its session, or behind `position`. Raises SessionNotFound."""
-    require_session(conn, scope, message.session_id)
-    values = {
-        **_values(scope, message),
+    values = _values(scope, message) | {
         "session_id": message.session_id,
         "role": message.role,
         "created_at": message.created_at,
         "is_summary_message": message.is_summary_message,
+        "position": position,
     }
-    columns, marks = ", ".join(values), ", :".join(values)
-    conn.execute(
-        f"INSERT INTO messages ({columns}, position) "
-        f"VALUES (:{marks}, coalesce(:position, {_NEXT_POSITION}))",
-        values | {"position": position},
-    )
+    if not conn.execute(_INSERT, values).rowcount:
+        raise SessionNotFound(f"session {message.session_id} not found")
 
 
 def save_message(conn: Connection, scope: str, message: Message) -> None:

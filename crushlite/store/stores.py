@@ -103,6 +103,10 @@ class Store:
         nothing but the connection, and return plain data."""
         return self._writer.submit(work, durably, shared=shared)
 
+    def withdraw(self, write: asyncio.Future[T]) -> None:
+        """Take back a write that nobody awaits, unless it has begun: another does the same."""
+        self._writer.withdraw(write)
+
     def read(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         """Run a query on a read-only connection; it sees every write whose future is done."""
         return self._reader.submit(work, False)
