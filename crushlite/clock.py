@@ -105,9 +105,9 @@ class time_limit:
     async def __aexit__(self, kind: object, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # Not if somebody else has cancelled the task, too.
-        if self._expired and self._task.uncancel() <= self._cancels:
-            if kind is asyncio.CancelledError:
+        if self._expired:
+            is_ours = self._task.uncancel() <= self._cancels  # nobody else has cancelled the task
+            if is_ours and kind is asyncio.CancelledError:
                 raise self._failure or TimeoutError from None
 
 

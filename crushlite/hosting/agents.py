@@ -47,10 +47,8 @@ class AgentSlot:
 
     def _of_parts(self, session_id: str) -> Agent | None:
         """The agent that a wing has for a session; None if none has: the workspace's answers."""
-        for part in self._parts:
-            if (agent := part.agent_of(session_id)) is not None:
-                return agent
-        return None
+        parts = self._parts
+        return next((a for part in parts if (a := part.agent_of(session_id)) is not None), None)
 
     def require(self, session_id: str) -> Agent:
         """The agent that new prompts of a session are accepted for. Raises NoAgent."""

@@ -275,9 +275,7 @@ class Runner:
         message, started_at = live.user_message(self._workspace.clock.now()), live.started_at
         live.user = self._workspace.transcript.create(
             message,
-            lambda conn, newest: run_rows.start_run(
-                conn, scope, run_id, newest, started_at, carrier
-            ),
+            lambda conn, new: run_rows.start_run(conn, scope, run_id, new, started_at, carrier),
         )
         for part in self._workspace.parts:
             with tolerated(part, "at the start of a run"):

@@ -148,9 +148,7 @@ class Transcript:
         self._live: dict[str, LiveMessage] = {}  # by message id, in order of creation
         self._latest: dict[str, Placement] = {}  # by session, of the message that began last
         self._failed: dict[LiveMessage, None] = {}  # of which the last write did not work, in order
-        self._kept: dict[
-            str, KeptMessages
-        ] = {}  # by session, the one that was read last at the end
+        self._kept: dict[str, KeptMessages] = {}  # by session; read last: at the end
         self._kept_timer: Timer | None = None
         self._rewritten = 0  # counts the times when what is kept may have become wrong
         store.store.on_healed(self._retry)
@@ -291,9 +289,7 @@ class Transcript:
         places = [live.place for live in unsaved if not live.written]
         # What has not changed since it began is stored by the insert.
         snapshots = {live.message.id: live.snapshot() for live in unsaved if live.version > 1}
-        for live in unsaved:
-            if live.waiting is not None:
-                self._store.store.withdraw(live.waiting)
+        self._store.store.withdraw([live.waiting for live in unsaved])
 
         def save(conn: Connection) -> None:
             newest = dict(snapshots)  # as this may run twice
@@ -311,7 +307,7 @@ class Transcript:
         self._retry()
 
     def save_apart(self, lives: Iterable[LiveMessage]) -> None:
-        """That transaction was refused: write each message for itself, as far as that is possible."""
+        """That transaction was refused: write each message for itself, as far as possible."""
         for live in lives:
             live.submitted = live.written
             self._write(live)

@@ -9,7 +9,6 @@ at the very moment it was chosen, which looks the same as a crash after the work
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import re
 import select
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_SENT = [h11.Request(method=each, target="/", headers=[("Host", "_")]) for each in ("GET", "HEAD")]
 _WORD = re.compile(r"[\x21-\x7e]+")
 
 # Reading stops above so many unread bytes and goes on when they are read: then the server waits.
@@ -512,17 +512,12 @@ def _framed(method: str, target: str, body: bytes, headers: Pairs) -> bytes:
 
 
 def _parser(method: str) -> h11.Connection:
-    """What reads the answer to a request with this method: to HEAD, for one, it has no body. All
-    else of the request is not its business."""
+    """What reads the answer to a request with this method. To HEAD that has no body; all else of
+    the request is the same to h11."""
     parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
-    parser.send(_sent(method))
+    parser.send(_SENT[method == "HEAD"])
     parser.send(h11.EndOfMessage())
     return parser
-
-
-@functools.lru_cache(maxsize=16)
-def _sent(method: str) -> h11.Request:
-    return h11.Request(method=method, target="/", headers=[("Host", "_")])
 
 
 def _answer_within(clock: Clock, seconds: float | None) -> AbstractAsyncContextManager[None]:

@@ -25,7 +25,7 @@ from ..records import dataclass
 from .connection import breaks_connection, translate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from .checkpoints import Checkpoints
@@ -139,10 +139,11 @@ class CallQueue:
             self._enqueue(call, shared=shared and self._sharing_seconds > 0)
         return call.future
 
-    def withdraw(self, future: asyncio.Future[T]) -> None:
-        """Take back the call with this future, which nobody awaits, unless it has begun."""
+    def withdraw(self, futures: Collection[object]) -> None:
+        """Take back the calls with these futures, unless they have begun. The futures of those that
+        had not are never done."""
         with self._lock:
-            self._waiting = [call for call in self._waiting if call.future is not future]
+            self._waiting = [call for call in self._waiting if call.future not in futures]
 
     def _run_apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` after the calls that wait now, outside any transaction."""

@@ -32,7 +32,7 @@ from .recovery import recover
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ..clock import Clock
     from .connection import ConnectionFactory
@@ -103,9 +103,9 @@ class Store:
         nothing but the connection, and return plain data."""
         return self._writer.submit(work, durably, shared=shared)
 
-    def withdraw(self, write: asyncio.Future[T]) -> None:
-        """Take back a write that nobody awaits, unless it has begun: another does the same."""
-        self._writer.withdraw(write)
+    def withdraw(self, writes: Collection[object]) -> None:
+        """Take back writes that nobody awaits, unless they have begun: another does the same."""
+        self._writer.withdraw(writes)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         """Run a query on a read-only connection; it sees every write whose future is done."""

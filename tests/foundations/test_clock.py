@@ -270,6 +270,32 @@ class TimeLimitTests(unittest.IsolatedAsyncioTestCase):
         await self.clock.advance(0.1)
         self.assertIsInstance(waiting.exception(), TimeoutError)
 
+    async def test_what_is_cancelled_at_the_moment_when_time_is_up_stays_cancelled(self) -> None:
+        clock = SystemClock()
+
+        async def wait() -> None:
+            async with time_limit(clock, 0):
+                await asyncio.Event().wait()
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        clock.call_later(0, waiting.cancel)  # in the tick of the other timer, and after it
+        await asyncio.wait([waiting])
+        self.assertTrue(waiting.cancelled())
+
+    async def test_the_error_of_a_block_is_its_own_although_time_was_up_meanwhile(self) -> None:
+        async def fail() -> None:
+            async with time_limit(self.clock, 5):
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    raise KeyError("its own")
+
+        failing = asyncio.create_task(fail())
+        await self.clock.advance(5)
+        self.assertIsInstance(failing.exception(), KeyError)
+        self.assertEqual(failing.cancelling(), 0)
+
     async def test_a_cancelled_wait_stays_cancelled_and_leaves_no_timer(self) -> None:
         for seconds in (5, None):
             waiting = asyncio.create_task(self.wait(seconds))

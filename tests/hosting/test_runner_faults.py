@@ -630,6 +630,8 @@ class TurnTests(FaultTestCase):
         self.assertEqual((await self.row("main")).outcome, "completed")
         self.assertEqual((await self.row("main")).error, done["error"])
         self.assertEqual(self.daemon.backend.unsaved, 0)
+        await self.store.submit(lambda conn: None)  # what waits for another write goes with it
+        self.assertEqual([role for role, *_ in await self.kept()], ["user", "assistant"])
 
 
 class TeardownTests(FaultTestCase):
