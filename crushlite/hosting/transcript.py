@@ -469,7 +469,7 @@ class Transcript:
                 self._wrote(live, version)
                 self._retry()
                 return
-            if not done.cancelled() and isinstance(done.exception(), SessionNotFound):
+            if isinstance(done.exception(), SessionNotFound):
                 self._discard(live)  # deleted under it: there is nothing to try again
                 return
             live.submitted = live.written
@@ -490,12 +490,11 @@ class Transcript:
 
     def _worked(self, live: LiveMessage, done: asyncio.Future[None]) -> bool:
         """Whether a write succeeded; one that failed is remembered for `_retry`."""
-        error = None if done.cancelled() else done.exception()
-        if error is not None:
-            log.warning("a message could not be written yet: %s", error)
-        if error is None and not done.cancelled():
+        error = done.exception()
+        if error is None:
             self._failed.pop(live, None)
             return True
+        log.warning("a message could not be written yet: %s", error)
         self._failed[live] = None
         return False
 

@@ -522,6 +522,4 @@ def _parser(method: str) -> h11.Connection:
 
 def _answer_within(clock: Clock, seconds: float | None) -> AbstractAsyncContextManager[None]:
     """A block that raises ResponseTimeout after `seconds`; None means no limit."""
-    if seconds is None:
-        return time_limit(clock, None)
-    return time_limit(clock, seconds, ResponseTimeout(f"no answer within {seconds:g} s"))
+    return time_limit(clock, seconds, ResponseTimeout(f"no answer within {seconds or 0:g} s"))

@@ -140,8 +140,7 @@ class CallQueue:
         return call.future
 
     def withdraw(self, futures: Collection[object]) -> None:
-        """Take back the calls with these futures, unless they have begun. The futures of those that
-        had not are never done."""
+        """Take back those calls that have not begun; the futures of these are never done."""
         with self._lock:
             self._waiting = [call for call in self._waiting if call.future not in futures]
 

@@ -32,7 +32,7 @@ from .recovery import recover
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from ..clock import Clock
     from .connection import ConnectionFactory
@@ -75,6 +75,7 @@ class Store:
         self._lock = lock
         self._writer = writer
         self._reader = reader
+        self.withdraw = writer.withdraw  # for writes that nobody awaits, if another does the same
 
     @property
     def trouble(self) -> str | None:
@@ -102,10 +103,6 @@ class Store:
         one to share its commit with. `work` may run twice (the first time undone): it must touch
         nothing but the connection, and return plain data."""
         return self._writer.submit(work, durably, shared=shared)
-
-    def withdraw(self, writes: Collection[object]) -> None:
-        """Take back writes that nobody awaits, unless they have begun: another does the same."""
-        self._writer.withdraw(writes)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         """Run a query on a read-only connection; it sees every write whose future is done."""
