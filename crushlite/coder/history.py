@@ -87,9 +87,11 @@ def _user(message: Message, *, images: Images) -> ChatMessage:
     for part in message.parts:
         if isinstance(part, ShellCommandPart):
             chat.text += f"I ran `{part.command}` (exit code {part.exit_code}):\n{part.output}"
-        elif isinstance(part, BinaryPart) and part.mime_type.startswith("text/"):
+        elif not isinstance(part, BinaryPart):
+            continue
+        elif part.mime_type.startswith("text/"):
             chat.text += f'\n\n<file path="{part.path}">\n{_decoded(part.data)}\n</file>'
-        elif isinstance(part, BinaryPart):
+        else:
             problem = _problem(part.mime_type, part.data, images)
             if problem:
                 what = f"attached file {part.path} of type {part.mime_type}"
