@@ -150,7 +150,7 @@ def _assistant(message: Message, answered: dict[str, ChatMessage]) -> list[ChatM
     for part in message.parts:
         if isinstance(part, ToolCallPart):
             chat.tool_calls.append(ToolCall(part.id, part.name, valid_input(part.input)))
-        elif isinstance(part, ReasoningPart):
+        elif isinstance(part, ReasoningPart) and not chat.thinking:
             chat.thinking, chat.signature = part.thinking, part.signature
     if not chat.text and not chat.tool_calls:
         return []

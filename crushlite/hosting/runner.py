@@ -21,6 +21,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from .. import errors
 from ..clock import all_done, resolve_once, wait_at_most
 from ..errors import LimitReached, NotQueued, NotSaved, RunIdReused, RunNotFound, SessionBusy
 from ..protocol.messages import Prompt
@@ -411,7 +412,9 @@ class Runner:
 
         # Called later, if `commit` raises below because the store cannot write now.
         def written(session: Session | None) -> None:
-            if session is not None:
+            if session is None:
+                transcript.retry()
+            else:
                 transcript.saved(messages)
                 self._workspace.hub.publish("updated", session)
             self._perform(self._recorded(group))
@@ -425,14 +428,16 @@ class Runner:
             log.error("run %s is not saved: %s", run.run_id, error, exc_info=not of_store)
             for live in group:
                 live.not_saved(error)
+            if not isinstance(
+                error, errors.StoreBusy
+            ):  # else each try would wait for the lock again
+                transcript.retry()  # of its messages each for itself, as far as possible
             if of_store:
                 raise
             # What was said cannot be stored; that the run ended can. If not even that is possible,
             # the run counts as recorded all the same: it would block its session for ever.
-            transcript.save_apart(messages)
             return await self._commit(group, []) if messages else None
-        if session is not None:
-            transcript.saved(messages)
+        transcript.saved(messages if session is not None else ())
         return session
 
     def _ending_work(

@@ -147,11 +147,11 @@ class Transcript:
         self._coalesce = coalesce
         self._live: dict[str, LiveMessage] = {}  # by message id, in order of creation
         self._latest: dict[str, Placement] = {}  # by session, of the message that began last
-        self._failed: dict[LiveMessage, None] = {}  # of which the last write did not work, in order
+        self._failed: dict[LiveMessage, None] = {}  # the last write did not work or was taken back
         self._kept: dict[str, KeptMessages] = {}  # by session; read last: at the end
         self._kept_timer: Timer | None = None
         self._rewritten = 0  # counts the times when what is kept may have become wrong
-        store.store.on_healed(self._retry)
+        store.store.on_healed(self.retry)
 
     # Writing -------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class Transcript:
         """Publish and write what is not out yet, and let go of the store, which may live on."""
         self.flush_all()
         self._forget_kept(*self._kept)
-        self._store.store.off_healed(self._retry)
+        self._store.store.off_healed(self.retry)
 
     def delete(self, live: LiveMessage) -> None:
         """Remove a message for good; its buffered state must not bring the row back."""
@@ -283,13 +283,15 @@ class Transcript:
     def saving(self, messages: Iterable[LiveMessage]) -> Work:
         """What a transaction must do to store the newest state of these messages. That is
         collected here: the transaction runs in another thread, while these objects change. Writes
-        of them that wait are taken back."""
+        of them that wait are taken back, until `saved` or `retry`."""
         scope = self._store.scope
         unsaved = [live for live in messages if live.written < live.version]
         places = [live.place for live in unsaved if not live.written]
         # What has not changed since it began is stored by the insert.
         snapshots = {live.message.id: live.snapshot() for live in unsaved if live.version > 1}
-        self._store.store.withdraw([live.waiting for live in unsaved])
+        for live in unsaved:
+            if live.waiting is not None and self._store.store.withdraw(live.waiting):
+                self._not_written(live)
 
         def save(conn: Connection) -> None:
             newest = dict(snapshots)  # as this may run twice
@@ -304,13 +306,7 @@ class Transcript:
         """That transaction is committed; nothing of them has changed since `saving`."""
         for live in lives:
             self._wrote(live, live.version)
-        self._retry()
-
-    def save_apart(self, lives: Iterable[LiveMessage]) -> None:
-        """That transaction was refused: write each message for itself, as far as possible."""
-        for live in lives:
-            live.submitted = live.written
-            self._write(live)
+        self.retry()
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -457,22 +453,21 @@ class Transcript:
     def _write(self, live: LiveMessage) -> None:
         if live.submitted == live.version or live.deleted:
             return
-        live.submitted = version = live.version
         live.grown = 0
         live.row_time = self._clock.time()
         save = self.saving([live])
+        live.submitted = version = live.version
         # Nothing waits for it, and a write that a turn does wait for may come soon.
         live.waiting = done = self._store.store.submit(save, shared=True)
 
         def note(done: asyncio.Future[None]) -> None:
             if self._worked(live, done):
                 self._wrote(live, version)
-                self._retry()
+                self.retry()
                 return
             if isinstance(done.exception(), SessionNotFound):
                 self._discard(live)  # deleted under it: there is nothing to try again
                 return
-            live.submitted = live.written
             if not live.finished and not live.deleted:  # else its turn's ending writes it
                 self._arm_row(live)
 
@@ -489,17 +484,22 @@ class Transcript:
         done.add_done_callback(note)
 
     def _worked(self, live: LiveMessage, done: asyncio.Future[None]) -> bool:
-        """Whether a write succeeded; one that failed is remembered for `_retry`."""
+        """Whether a write succeeded; one that failed is remembered for `retry`."""
         error = done.exception()
         if error is None:
             self._failed.pop(live, None)
             return True
         log.warning("a message could not be written yet: %s", error)
-        self._failed[live] = None
+        self._not_written(live)
         return False
 
-    def _retry(self) -> None:
-        """A write has worked, here or elsewhere after trouble: try those again that did not."""
+    def _not_written(self, live: LiveMessage) -> None:
+        live.submitted = live.written
+        self._failed[live] = None
+
+    def retry(self) -> None:
+        """A write has worked, here or elsewhere after trouble, or one that was to do the work of
+        others has not: try those again that did not work or were taken back."""
         failed, self._failed = self._failed, {}
         for live in failed:
             if self._live.get(live.message.id) is not live:

@@ -25,7 +25,7 @@ from ..records import dataclass
 from .connection import breaks_connection, translate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from pathlib import Path
 
     from .checkpoints import Checkpoints
@@ -139,10 +139,14 @@ class CallQueue:
             self._enqueue(call, shared=shared and self._sharing_seconds > 0)
         return call.future
 
-    def withdraw(self, futures: Collection[object]) -> None:
-        """Take back those calls that have not begun; the futures of these are never done."""
+    def withdraw(self, future: asyncio.Future[T]) -> bool:
+        """Take back a call; its future is never done. False if it has begun: then it is as ever."""
         with self._lock:
-            self._waiting = [call for call in self._waiting if call.future not in futures]
+            for index, call in enumerate(self._waiting):
+                if call.future is future:
+                    del self._waiting[index]
+                    return True
+        return False
 
     def _run_apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` after the calls that wait now, outside any transaction."""

@@ -17,6 +17,7 @@ from crushlite.errors import BadRequest, ProviderFailed, StoreFull
 from crushlite.settings import Settings
 from crushlite.store import Stores, messages as message_rows, runs as run_rows
 from crushlite.store.checkpoints import Checkpoints
+from crushlite.store.sessions import delete_session
 from crushlite.testing import LocalDaemon, ScriptedAgent
 from crushlite.testing.fake_clock import FakeClock
 from tests.support.basics import BoundedTestCase
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crushlite.agent.base import Turn
+    from crushlite.hosting.transcript import Transcript
     from crushlite.store import Store
     from crushlite.store.runs import RunRow
     from crushlite.testing import Answer, Participant, ScriptedRun, Seen
@@ -133,7 +135,10 @@ class FaultTestCase(BoundedTestCase):
 
     def live(self) -> dict[str, Any]:
         """The messages that are in memory because their rows are not what they should be."""
-        return dict(self.daemon.backend.get(self.anna.workspace["id"]).transcript._live)
+        return dict(self.transcript()._live)
+
+    def transcript(self) -> Transcript:
+        return self.daemon.backend.get(self.anna.workspace["id"]).transcript
 
     def endings(self) -> list[str]:
         return [event["run_id"] for event in self.anna.events.all("run_complete")]
@@ -633,6 +638,44 @@ class TurnTests(FaultTestCase):
         self.assertEqual(self.daemon.backend.unsaved, 0)
         await self.store.submit(lambda conn: None)  # what waits for another write goes with it
         self.assertEqual([role for role, *_ in await self.kept()], ["user"])
+
+    async def test_an_ending_that_is_refused_late_keeps_the_prompt(self) -> None:
+        self.store._writer._sharing_seconds = 3600.0
+        run = await self.begin()
+        await run.say("fine")
+        self.disk.fill()
+        answer = next(one for one in self.live().values() if one.message.role == "assistant")
+        answer.message.updated_at = 2**70
+        run.release()
+        await self.anna.events.wait_for("run_complete", run_id="main")
+        await self.heal()
+        await self.store.submit(lambda conn: None)
+        self.assertEqual(await self.kept(), [("user", "stop", "main")])
+
+    async def test_messages_are_stored_for_themselves_while_only_their_ending_waits(self) -> None:
+        self.store._writer._sharing_seconds = 3600.0
+        run = await self.begin()
+        await run.say("fine")
+        self.disk.fill(ENDS)
+        run.release()
+        await self.anna.events.wait_for("run_complete", run_id="main")
+        await self.store.submit(lambda conn: None)
+        self.assertEqual([role for role, *_ in await self.kept()], ["user", "assistant"])
+        await self.heal()
+        self.assertEqual(await self.kept(), await self.told())
+
+    async def test_nothing_stays_live_of_a_turn_whose_session_was_deleted_under_it(self) -> None:
+        for seconds in (3600.0, 0.0):
+            self.store._writer._sharing_seconds = seconds
+            run = await self.begin(f"run-{seconds}")
+            gone = await self.store.submit(lambda c: delete_session(c, "", self.session))
+            self.transcript().forget(gone)
+            run.release()
+            await self.anna.events.wait_for("run_complete", run_id=f"run-{seconds}")
+            await self.store.submit(lambda conn: None)
+            await self.clock.settle()
+            self.assertEqual((self.live(), self.transcript()._latest), ({}, {}))
+            self.session = await self.anna.session()
 
 
 class TeardownTests(FaultTestCase):
