@@ -273,7 +273,6 @@ class StreamResponse:
         return (
             self.complete
             and not self._chunks
-            and parser.our_state is h11.DONE
             and parser.their_state is h11.DONE
             and not parser.trailing_data[0]
             and not self._transport.get_write_buffer_size()

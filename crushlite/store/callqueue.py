@@ -142,11 +142,9 @@ class CallQueue:
     def withdraw(self, future: asyncio.Future[T]) -> bool:
         """Take back a call; its future is never done. False if it has begun: then it is as ever."""
         with self._lock:
-            for index, call in enumerate(self._waiting):
-                if call.future is future:
-                    del self._waiting[index]
-                    return True
-        return False
+            others = [call for call in self._waiting if call.future is not future]
+            is_taken, self._waiting = len(others) < len(self._waiting), others
+        return is_taken
 
     def _run_apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` after the calls that wait now, outside any transaction."""
