@@ -21,7 +21,6 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
-from .. import errors
 from ..clock import all_done, resolve_once, wait_at_most
 from ..errors import LimitReached, NotQueued, NotSaved, RunIdReused, RunNotFound, SessionBusy
 from ..protocol.messages import Prompt
@@ -276,7 +275,7 @@ class Runner:
         message, started_at = live.user_message(self._workspace.clock.now()), live.started_at
         live.user = self._workspace.transcript.create(
             message,
-            lambda conn, new: run_rows.start_run(conn, scope, run_id, new, started_at, carrier),
+            lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
         for part in self._workspace.parts:
             with tolerated(part, "at the start of a run"):
@@ -412,9 +411,7 @@ class Runner:
 
         # Called later, if `commit` raises below because the store cannot write now.
         def written(session: Session | None) -> None:
-            if session is None:
-                transcript.retry()
-            else:
+            if session is not None:
                 transcript.saved(messages)
                 self._workspace.hub.publish("updated", session)
             self._perform(self._recorded(group))
@@ -428,16 +425,13 @@ class Runner:
             log.error("run %s is not saved: %s", run.run_id, error, exc_info=not of_store)
             for live in group:
                 live.not_saved(error)
-            if not isinstance(
-                error, errors.StoreBusy
-            ):  # else each try would wait for the lock again
-                transcript.retry()  # of its messages each for itself, as far as possible
             if of_store:
                 raise
             # What was said cannot be stored; that the run ended can. If not even that is possible,
             # the run counts as recorded all the same: it would block its session for ever.
             return await self._commit(group, []) if messages else None
-        transcript.saved(messages if session is not None else ())
+        if session is not None:
+            transcript.saved(messages)
         return session
 
     def _ending_work(

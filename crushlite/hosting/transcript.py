@@ -68,23 +68,22 @@ class Placement:
     Loop and thread both use it, so it is written once, apart from two changes that are right at any
     moment: `before` is forgotten when the row exists, `dropped` is set if there shall be none."""
 
-    first: Message  # as it began
-    insert: Callable[[Connection, Message], None]
+    message_id: str
+    insert: Callable[[Connection], None]
     before: Placement | None  # the message that began before this one
     dropped: bool = False
 
-    def fill(self, conn: Connection, scope: str, newest: dict[str, Message]) -> None:
+    def fill(self, conn: Connection, scope: str) -> None:
         """Insert the row of this message, after those that began before it and have none: rows are
-        placed by the order of their insertion. Where one has a row, so have all before it. A
-        message in `newest` is inserted as it is there, and taken out."""
+        placed by the order of their insertion. Where one has a row, so have all before it."""
         missing: list[Placement] = []
         place: Placement | None = self
-        while place is not None and message_rows.position_of(conn, scope, place.first.id) is None:
+        while place is not None and message_rows.position_of(conn, scope, place.message_id) is None:
             missing.append(place)
             place = place.before
         for place in reversed(missing):
             if not place.dropped:
-                place.insert(conn, newest.pop(place.first.id, place.first))
+                place.insert(conn)
 
 
 @dataclass(eq=False, slots=True)
@@ -100,7 +99,6 @@ class LiveMessage:
     published: int = 1
     submitted: int = 0
     written: int = 0
-    waiting: asyncio.Future[None] | None = None  # the last write
     only_growth: bool = True
     grown: int = 0  # characters since the row was last written
     row_time: float = 0.0
@@ -147,23 +145,23 @@ class Transcript:
         self._coalesce = coalesce
         self._live: dict[str, LiveMessage] = {}  # by message id, in order of creation
         self._latest: dict[str, Placement] = {}  # by session, of the message that began last
-        self._failed: dict[LiveMessage, None] = {}  # the last write did not work or was taken back
-        self._kept: dict[str, KeptMessages] = {}  # by session; read last: at the end
+        self._failed: dict[LiveMessage, None] = {}  # of which the last write did not work, in order
+        self._kept: dict[str, KeptMessages] = {}  # by session, in the order of their last reads
         self._kept_timer: Timer | None = None
         self._rewritten = 0  # counts the times when what is kept may have become wrong
-        store.store.on_healed(self.retry)
+        store.store.on_healed(self._retry)
 
     # Writing -------------------------------------------------------------------------------------
 
     def create(
-        self, message: Message, insert: Callable[[Connection, Message], None] | None = None
+        self, message: Message, insert: Callable[[Connection], None] | None = None
     ) -> LiveMessage:
         """Begin a message: published at once; an empty one is held until the end of the tick, to
         leave with its first part. Its row is submitted; `insert` makes that row."""
         first, scope = _copy(message), self._store.scope
-        insert = insert or (lambda conn, newest: message_rows.insert_message(conn, scope, newest))
+        insert = insert or (lambda conn: message_rows.insert_message(conn, scope, first))
         before = self._latest.get(message.session_id)
-        live = LiveMessage(message, Placement(first, insert, before))
+        live = LiveMessage(message, Placement(message.id, insert, before))
         self._live[message.id] = live
         self._latest[message.session_id] = live.place
         self._hub.publish("created", first, more=not message.parts)
@@ -258,7 +256,7 @@ class Transcript:
         """Publish and write what is not out yet, and let go of the store, which may live on."""
         self.flush_all()
         self._forget_kept(*self._kept)
-        self._store.store.off_healed(self.retry)
+        self._store.store.off_healed(self._retry)
 
     def delete(self, live: LiveMessage) -> None:
         """Remove a message for good; its buffered state must not bring the row back."""
@@ -282,22 +280,17 @@ class Transcript:
 
     def saving(self, messages: Iterable[LiveMessage]) -> Work:
         """What a transaction must do to store the newest state of these messages. That is
-        collected here: the transaction runs in another thread, while these objects change. Writes
-        of them that wait are taken back, until `saved` or `retry`."""
+        collected here: the transaction runs in another thread, while these objects change."""
         scope = self._store.scope
-        unsaved = [live for live in messages if live.written < live.version]
-        places = [live.place for live in unsaved if not live.written]
+        newest = [live for live in messages if live.written < live.version]
+        places = [live.place for live in newest if not live.written]
         # What has not changed since it began is stored by the insert.
-        snapshots = {live.message.id: live.snapshot() for live in unsaved if live.version > 1}
-        for live in unsaved:
-            if live.waiting is not None and self._store.store.withdraw(live.waiting):
-                self._not_written(live)
+        snapshots = [live.snapshot() for live in newest if live.version > 1]
 
         def save(conn: Connection) -> None:
-            newest = dict(snapshots)  # as this may run twice
             for place in places:
-                place.fill(conn, scope, newest)
-            for message in newest.values():
+                place.fill(conn, scope)
+            for message in snapshots:
                 message_rows.save_message(conn, scope, message)
 
         return save
@@ -306,7 +299,7 @@ class Transcript:
         """That transaction is committed; nothing of them has changed since `saving`."""
         for live in lives:
             self._wrote(live, live.version)
-        self.retry()
+        self._retry()
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -453,21 +446,22 @@ class Transcript:
     def _write(self, live: LiveMessage) -> None:
         if live.submitted == live.version or live.deleted:
             return
+        live.submitted = version = live.version
         live.grown = 0
         live.row_time = self._clock.time()
         save = self.saving([live])
-        live.submitted = version = live.version
         # Nothing waits for it, and a write that a turn does wait for may come soon.
-        live.waiting = done = self._store.store.submit(save, shared=True)
+        done = self._store.store.submit(save, shared=True)
 
         def note(done: asyncio.Future[None]) -> None:
             if self._worked(live, done):
                 self._wrote(live, version)
-                self.retry()
+                self._retry()
                 return
-            if isinstance(done.exception(), SessionNotFound):
+            if not done.cancelled() and isinstance(done.exception(), SessionNotFound):
                 self._discard(live)  # deleted under it: there is nothing to try again
                 return
+            live.submitted = live.written
             if not live.finished and not live.deleted:  # else its turn's ending writes it
                 self._arm_row(live)
 
@@ -484,22 +478,18 @@ class Transcript:
         done.add_done_callback(note)
 
     def _worked(self, live: LiveMessage, done: asyncio.Future[None]) -> bool:
-        """Whether a write succeeded; one that failed is remembered for `retry`."""
-        error = done.exception()
-        if error is None:
+        """Whether a write succeeded; one that failed is remembered for `_retry`."""
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            log.warning("a message could not be written yet: %s", error)
+        if error is None and not done.cancelled():
             self._failed.pop(live, None)
             return True
-        log.warning("a message could not be written yet: %s", error)
-        self._not_written(live)
+        self._failed[live] = None
         return False
 
-    def _not_written(self, live: LiveMessage) -> None:
-        live.submitted = live.written
-        self._failed[live] = None
-
-    def retry(self) -> None:
-        """A write has worked, here or elsewhere after trouble, or one that was to do the work of
-        others has not: try those again that did not work or were taken back."""
+    def _retry(self) -> None:
+        """A write has worked, here or elsewhere after trouble: try those again that did not."""
         failed, self._failed = self._failed, {}
         for live in failed:
             if self._live.get(live.message.id) is not live:

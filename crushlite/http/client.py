@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_FRAMING = frozenset({"host", "content-length", "transfer-encoding"})
+_VISIBLE = re.compile(r"[\x21-\x7e]+")
+# What a parser is told of a request: all that it needs to know is whether it was HEAD.
 _SENT = [h11.Request(method=each, target="/", headers=[("Host", "_")]) for each in ("GET", "HEAD")]
-_WORD = re.compile(r"[\x21-\x7e]+")
 
 # Reading stops above so many unread bytes and goes on when they are read: then the server waits.
 _UNREAD_LIMIT = 1 << 20
@@ -502,17 +504,18 @@ class _Exchange:
 
 
 def _framed(method: str, target: str, body: bytes, headers: Pairs) -> bytes:
-    """The request as bytes. Raises ValueError for what HTTP does not allow."""
-    if not _WORD.fullmatch(method) or not _WORD.fullmatch(target):
-        raise ValueError(f"not a request: {method!r} {target!r}")
+    """The request as bytes. Raises ValueError without the target in it, which may hold a key."""
+    if not _VISIBLE.fullmatch(method) or not _VISIBLE.fullmatch(target):
+        raise ValueError("not a request: its method or target has a character that HTTP forbids")
+    if any(name.lower() in _FRAMING for name, _ in headers[1:]):  # the first is our own Host
+        raise ValueError(f"these headers cannot be given: {', '.join(sorted(_FRAMING))}")
     length = b"Content-Length: %d\r\n" % len(body) if body or method in _WITH_BODY else b""
     line = f"{method} {target} HTTP/1.1\r\n".encode("ascii")
     return b"%b%b%b\r\n%b" % (line, header_lines(headers), length, body)
 
 
 def _parser(method: str) -> h11.Connection:
-    """What reads the answer to a request with this method. To HEAD that has no body; all else of
-    the request is the same to h11."""
+    """What reads the answer to a request with this method: one to HEAD has no body."""
     parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
     parser.send(_SENT[method == "HEAD"])
     parser.send(h11.EndOfMessage())

@@ -134,7 +134,7 @@ class Message:
 
     @property
     def finish(self) -> FinishPart | None:
-        for part in reversed(self.parts):  # it is the last, but in rows that others have written
+        for part in reversed(self.parts):  # from the end: it is the last part
             if isinstance(part, FinishPart):
                 return part
         return None

@@ -139,13 +139,6 @@ class CallQueue:
             self._enqueue(call, shared=shared and self._sharing_seconds > 0)
         return call.future
 
-    def withdraw(self, future: asyncio.Future[T]) -> bool:
-        """Take back a call; its future is never done. False if it has begun: then it is as ever."""
-        with self._lock:
-            others = [call for call in self._waiting if call.future is not future]
-            is_taken, self._waiting = len(others) < len(self._waiting), others
-        return is_taken
-
     def _run_apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` after the calls that wait now, outside any transaction."""
         call = StoreCall(work, self._loop.create_future(), apart=True)

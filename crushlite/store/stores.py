@@ -75,7 +75,6 @@ class Store:
         self._lock = lock
         self._writer = writer
         self._reader = reader
-        self.withdraw = writer.withdraw  # for writes that nobody awaits, if another does the same
 
     @property
     def trouble(self) -> str | None:

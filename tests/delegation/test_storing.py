@@ -37,7 +37,7 @@ class StoringTests(Bench):
         await store_or_flush(turn)
         writer._file = identity(writer._path)
         writer._sharing_seconds = 0.0
-        self.transcript.retry()
+        self.transcript._retry()
         await self.store.submit(lambda conn: None)
         await self.clock.settle()
         rows = [(message.role, message.text) for message in await self.rows()]

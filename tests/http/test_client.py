@@ -98,8 +98,16 @@ class Scripted(HTTPTestCase):
         await self.within(task)
 
     async def test_a_request_that_is_none_is_the_callers_mistake(self) -> None:
-        for target, headers in (("/a b", ()), ("/", (("A", "b\r\nC: d"),)), ("/", (("A b", "c"),))):
-            with self.assertRaises(ValueError):
+        bad: list[tuple[str, tuple[tuple[str, str], ...]]] = [
+            ("/a b", ()),
+            ("/\r\nA: b", ()),
+            ("/ä", ()),
+            ("", ()),
+        ]
+        bad += [("/", (pair,)) for pair in (("A", "b\r\nC: d"), ("A b", "c"), ("Host", "other"))]
+        bad += [("/", (("content-length", "3"),)), ("/", (("Transfer-Encoding", "chunked"),))]
+        for target, headers in bad:
+            with self.subTest(target=target, headers=headers), self.assertRaises(ValueError):
                 await self.client.request("GET", target, headers=headers)
         self.assertTrue(all(not t.written for t in self.connector.transports))
 

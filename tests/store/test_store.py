@@ -46,22 +46,6 @@ class GroupCommitTests(StoreCase):
                 await store.submit(add(f"s{n}"), shared=True)
                 self.assertEqual(self.count("COMMIT"), n + 1)
 
-    async def test_a_call_that_was_taken_back_does_not_run_and_the_others_do(self) -> None:
-        async with self.opened(sharing_seconds=3600) as store:
-            calls = [store.submit(add(sid), shared=True) for sid in ("a", "b", "c")]
-            self.assertTrue(store.withdraw(calls[0]) and store.withdraw(calls[2]))
-            self.assertEqual(await store.submit(ids), ["b"])
-            self.assertEqual([call.done() for call in calls], [False, True, False])
-
-    async def test_a_call_that_has_begun_cannot_be_taken_back(self) -> None:
-        async with self.opened() as store:
-            gate = Gate()
-            begun = store.submit(gate)
-            await gate.reached()
-            self.assertFalse(store.withdraw(begun))
-            gate.open.set()
-            self.assertTrue(await begun)
-
     async def test_release_finishes_shared_calls_too(self) -> None:
         async with self.opened(sharing_seconds=3600) as store:
             shared = store.submit(add("s"), shared=True)
