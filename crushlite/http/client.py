@@ -334,10 +334,10 @@ class _PooledConnection(asyncio.Protocol):
         poll.register(sock, select.POLLIN)
         return bool(poll.poll(0))
 
-    def send(self, parser: h11.Connection, data: bytes, clock: Clock) -> StreamResponse:
+    def send(self, method: str, data: bytes, clock: Clock) -> StreamResponse:
         assert self._transport is not None
-        response = self._response = StreamResponse(parser, self._transport, clock)
-        self._transport.write(data)
+        self._transport.write(data)  # first: the server begins while its answer is prepared for
+        response = self._response = StreamResponse(_parser(method), self._transport, clock)
         return response
 
     def finish(self) -> bool:
@@ -434,7 +434,7 @@ class HTTPClient:
         data = _framed(method, target, body, headers)
         connection = await self._acquire(method)
         while True:
-            response = connection.send(_parser(method), data, self.clock)
+            response = connection.send(method, data, self.clock)
             try:
                 await response.wait_head()
             except ConnectionLost:

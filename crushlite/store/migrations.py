@@ -1,9 +1,9 @@
 """The tables, as each version made them, and bringing a file to the latest, step by step.
 
 A released version never changes: a later one adds. Order is never taken from a time: `seq` is the
-order of insertion in a table, `touched` the order of the last change of a session, and `position`
-the order of messages within a session. Recovery gives a message the position of the one it must
-follow; `seq` then puts it right behind.
+order of insertion in a table, `touched` the order of the last change among sessions with the same
+parent, and `position` the order of messages within a session. Recovery gives a message the position
+of the one it must follow; `seq` then puts it right behind.
 
 Each step is one transaction together with the new `user_version`: whenever the process dies, the
 file is at exactly one version. Before it the file is copied to `crushlite.db.v<old>.bak`, which an
@@ -221,7 +221,34 @@ V6 = (
     "DROP TABLE agent_notes",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (V1, V2, V3, V4, V5, V6)  # statements, by version
+# Prompts and endings wait until every page that they change is in the log. So no index is kept that
+# another one can do for: `runs_live` holds what `runs_unfinished` did, the list of all runs is
+# sorted when it is asked for, and `touched` orders sessions with the same parent. And a session
+# that is the last in that order already is not touched again.
+V7 = (
+    "DROP INDEX runs_unfinished",
+    "DROP INDEX runs_scope",
+    "DROP INDEX sessions_touched",
+    "DROP TRIGGER messages_insert",
+    """
+    CREATE TRIGGER messages_insert AFTER INSERT ON messages BEGIN
+        UPDATE sessions SET message_count = message_count + 1,
+            updated_at = max(updated_at, NEW.created_at)
+        WHERE scope = NEW.scope AND id = NEW.session_id;
+        UPDATE sessions SET touched = 1 + (
+            SELECT max(touched) FROM sessions AS s
+            WHERE s.scope = sessions.scope AND s.parent_session_id IS sessions.parent_session_id
+        )
+        WHERE scope = NEW.scope AND id = NEW.session_id AND rowid <> (
+            SELECT rowid FROM sessions AS s
+            WHERE s.scope = sessions.scope AND s.parent_session_id IS sessions.parent_session_id
+            ORDER BY touched DESC LIMIT 1
+        );
+    END
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (V1, V2, V3, V4, V5, V6, V7)  # statements, by version
 VERSION = len(MIGRATIONS)
 
 

@@ -40,13 +40,13 @@ _Turn = list[tuple[int, Message]]  # messages, each with its position in its ses
 
 
 def recover(conn: Connection, boot_id: str, now: float) -> list[str]:
-    """End the unfinished runs of earlier daemons, oldest first; return their ids. Raises
-    CorruptDatabase and others if rows make no sense."""
+    """End the unfinished runs of earlier daemons, the oldest of a scope first; return their ids.
+    Raises CorruptDatabase and others if rows make no sense."""
     # First, so that a half-written summary is not taken for the answer of the run it served.
     conn.execute("DELETE FROM messages WHERE finished = 0 AND is_summary_message")
     found = conn.execute(
         f"SELECT scope, {RUN_COLUMNS} FROM runs WHERE outcome IS NULL AND boot_id <> ? "
-        "ORDER BY seq",
+        "ORDER BY scope, seq",
         (boot_id,),
     ).fetchall()
     rows = [(scope, run_from_row(tuple(values))) for scope, *values in found]

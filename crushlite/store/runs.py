@@ -142,11 +142,11 @@ def list_runs(
     ended, those that have not, or (None) both."""
     of_session = "" if session_id is None else "AND session_id = :session_id"
     rows = conn.execute(
-        f"SELECT {RUN_COLUMNS} FROM runs WHERE scope = :scope {of_session} {_ENDED[ended]} "
-        "ORDER BY seq",
+        f"SELECT seq, {RUN_COLUMNS} FROM runs WHERE scope = :scope {of_session} {_ENDED[ended]}",
         {"scope": scope, "session_id": session_id},
     )
-    return [run_from_row(row) for row in rows]
+    # Sorted here: SQLite would write long prompts to a file, to sort them there.
+    return [run_from_row(row[1:]) for row in sorted(rows, key=operator.itemgetter(0))]
 
 
 def ended_among(conn: Connection, scope: str, run_ids: list[str]) -> list[RunRow]:

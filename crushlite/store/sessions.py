@@ -28,8 +28,16 @@ _COLUMNS = (
     "summary_message_id, cost, todos, created_at, updated_at"
 )
 _KINDS = (str, str, str, int, int, int, str, float | int, str, int, int)
-_NEXT_TOUCH = "(SELECT coalesce(max(touched), 0) + 1 FROM sessions WHERE scope = :scope)"
-_TOUCH = f"updated_at = max(updated_at, :now), touched = {_NEXT_TOUCH}"
+_BESIDE = "FROM sessions AS s WHERE s.scope = :scope AND s.parent_session_id IS"
+_FIRST_TOUCH = f"(SELECT coalesce(max(touched), 0) + 1 {_BESIDE} :parent_session_id)"
+# Not if it is the last that was changed already: see V7 in migrations.py.
+_TOUCH = f"""
+    UPDATE sessions
+    SET touched = 1 + (SELECT max(touched) {_BESIDE} sessions.parent_session_id)
+    WHERE scope = :scope AND id = :id AND rowid <> (
+        SELECT rowid {_BESIDE} sessions.parent_session_id ORDER BY touched DESC LIMIT 1
+    )
+"""
 _MAX = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no token count
 # Characters of the texts of one session, and of a list: no request is as long, but a file from
 # elsewhere may hold any text, and the JSON of sessions is written in the event loop.
@@ -91,7 +99,7 @@ def insert_session(conn: Connection, scope: str, session: Session) -> None:
     }
     columns, marks = ", ".join(values), ", :".join(values)
     conn.execute(
-        f"INSERT INTO sessions ({columns}, touched) VALUES (:{marks}, {_NEXT_TOUCH})", values
+        f"INSERT INTO sessions ({columns}, touched) VALUES (:{marks}, {_FIRST_TOUCH})", values
     )
 
 
@@ -217,10 +225,13 @@ def _update(
     conn: Connection, scope: str, sid: str, now: float, assignments: str, values: dict[str, Any]
 ) -> Session:
     """Carry out SQL assignments, with their `values`, on a session. Raises SessionNotFound."""
+    named = {"scope": scope, "id": sid, "now": int(now), **values}
     conn.execute(
-        f"UPDATE sessions SET {assignments}, {_TOUCH} WHERE scope = :scope AND id = :id",
-        {"scope": scope, "id": sid, "now": int(now), **values},
+        f"UPDATE sessions SET {assignments}, updated_at = max(updated_at, :now) "
+        "WHERE scope = :scope AND id = :id",
+        named,
     )
+    conn.execute(_TOUCH, named)
     return get_session(conn, scope, sid)
 
 

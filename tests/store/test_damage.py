@@ -21,11 +21,12 @@ from unittest import mock
 
 from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.filehistory.queries import last_read, list_files, list_read
+from crushlite.protocol.messages import Message
 from crushlite.repair.salvage import salvage
 from crushlite.store import Stores, inspection
 from crushlite.store.connection import connect
 from crushlite.store.directory import DirectoryLock, lock_lines, opened_note
-from crushlite.store.messages import list_messages, message_texts, position_of
+from crushlite.store.messages import insert_message, list_messages, message_texts, position_of
 from crushlite.store.migrations import MIGRATIONS, migrate
 from crushlite.store.runs import get_run
 from crushlite.store.sessions import get_session
@@ -478,6 +479,18 @@ class SalvageTests(DamageCase):
         self.assertEqual(self.sound.rows.keys() - found.keys(), {"message/message-4-0"})
         self.assertIn("Recovered", found["session/session-3"])
         self.assertIn("'message_count': 12", found["session/session-3"])
+
+    async def test_what_is_said_in_a_saved_session_makes_it_the_newest(self) -> None:
+        folder = self.copy(self.sound.closed)
+        conn = connect(folder / "crushlite.db", False)
+        conn.execute("PRAGMA foreign_keys = OFF")
+        conn.execute("DELETE FROM sessions")
+        conn.close()
+        conn = connect(self.save(folder) / "crushlite.db", False)
+        self.addCleanup(conn.close)
+        for session in list_sessions(conn, "")[::-1]:
+            insert_message(conn, "", Message(f"new-{session.id}", "user", session.id))
+            self.assertEqual(list_sessions(conn, "")[0].id, session.id)
 
     async def test_nothing_is_made_of_nothing_and_nothing_is_overwritten(self) -> None:
         target = self.root / "saved.db"

@@ -6,6 +6,7 @@ import json
 import tempfile
 import unittest
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 from crushlite.acp_agents import choices
@@ -64,11 +65,15 @@ from crushlite.store.sessions import (
 from crushlite.undo.states import MISSING
 from tests.support.store import EVERY_PART, ending, list_sessions
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 class QueryCase(unittest.TestCase):
     def setUp(self) -> None:
         path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "crushlite.db"
         path.touch()
+        self.path = path
         self.conn = connect(path, False)
         self.addCleanup(self.conn.close)
         configure(self.conn)
@@ -125,6 +130,25 @@ class SessionTests(QueryCase):
             found = [json.loads(one) if isinstance(one, bytes) else encode(one) for one in listed]
             self.assertEqual(found, [encode(self.get(f"s{number}")) for number in (3, 2, 1, 0)])
 
+    def test_only_a_change_of_the_order_changes_it(self) -> None:
+        # Every page that changes is written to the disk before a prompt or an ending is answered.
+        self.add("a", "b")
+        self.add("child", "sibling", parent="b")
+
+        def change(sid: str) -> dict[str, int]:
+            self.say(f"{sid}-{self.rows('messages')}", sid)
+            save_usage(self.conn, "", sid, (1, 1, 0.5), 30)
+            return dict(self.conn.execute("SELECT id, touched FROM sessions").fetchall())
+
+        before = change("b")
+        for sid in ("b", "sibling", "b"):
+            self.assertEqual(change(sid), before)
+        after = change("a")
+        self.assertEqual(self.order(), ["a", "b"])
+        self.assertEqual({**after, "a": 0}, {**before, "a": 0})
+        self.assertEqual({**change("child"), "child": 0}, {**after, "child": 0})
+        self.assertEqual(self.order(), ["a", "b"])
+
     def test_a_new_session_has_no_messages_whatever_it_says(self) -> None:
         insert_session(self.conn, "", Session(id="s", message_count=7))
         self.assertEqual(self.get().message_count, 0)
@@ -146,6 +170,30 @@ class SessionTests(QueryCase):
         self.assertEqual(self.order(), ["c", "b", "a"])
         set_todos(self.conn, "", "a", [Todo("x")], 1)
         self.assertEqual(self.order(), ["a", "c", "b"])
+        self.add("d")
+        self.assertEqual(self.order(), ["d", "a", "c", "b"])
+
+    def test_where_several_have_the_same_number_a_change_still_comes_first(self) -> None:
+        # As `salvage` leaves them, and files from elsewhere.
+        self.add("a", "b", "c")
+        changes: tuple[Callable[[str], object], ...] = (
+            lambda sid: self.say(f"m-{sid}", sid),
+            lambda sid: rename_session(self.conn, "", sid, "t", 10),
+        )
+        for change in changes:
+            self.conn.execute("UPDATE sessions SET touched = 7")
+            for sid in self.order()[::-1]:
+                change(sid)
+                self.assertEqual(self.order()[0], sid)
+
+    def test_a_prompt_waits_for_few_pages(self) -> None:
+        # A page of the table, and of each index that its queries need.
+        self.add("s")
+        log = self.path.with_name(self.path.name + "-wal")
+        self.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        insert_run(self.conn, "", RunRow("r", "s", "digest", "prompt"))
+        frames = (log.stat().st_size - 32) / (24 + 4096)  # see sqlite.org/walformat.html
+        self.assertEqual(frames, 4)
 
     def test_updated_at_follows_changes_and_never_goes_back(self) -> None:
         self.add("s")
