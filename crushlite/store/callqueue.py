@@ -37,6 +37,8 @@ T = TypeVar("T")
 _SHORT = 0.004  # seconds of a read without a pause
 _STEPS = 500  # of SQLite's machine: some 30 rows, about a millisecond
 _PAUSE = 0.0001  # seconds: long enough for a thread that waits
+_WORK = 0.00001  # seconds of processor time: a thread that only looks at its clock uses less
+_IDLE = 0.001  # seconds without work, after which the other threads are not waited for
 MAX_WAITING = 10_000  # calls per queue: seconds of backlog at any speed, megabytes of memory
 
 
@@ -235,9 +237,13 @@ class Reader(CallQueue):
     open read keeps the log from being shortened.
 
     Making objects of many rows keeps the interpreter busy: a prompt that is being stored would lose
-    some milliseconds at each of its statements. So a longer read pauses every few rows."""
+    some milliseconds at each of its statements. So a longer read pauses every few rows, while other
+    threads of the process work."""
 
-    _began = 0.0  # when the read under way did
+    # Of the read under way:
+    _began = 0.0
+    _others = 0.0  # processor time that the other threads had used when they last worked
+    _alone_from = 0.0  # when they will have been idle for a while, as far as is known
 
     def _run(self, batch: list[StoreCall]) -> None:
         for call in batch:
@@ -248,7 +254,7 @@ class Reader(CallQueue):
     def _read(self, call: StoreCall) -> None:
         try:
             self._replace_broken()
-            self._began = time.monotonic()
+            self._began, self._others = time.monotonic(), 0.0
             self._conn.set_progress_handler(self._pause_if_long, _STEPS)
             self._conn.execute("BEGIN")
             call.value = call.work(self._conn)
@@ -258,5 +264,11 @@ class Reader(CallQueue):
             self._rollback()
 
     def _pause_if_long(self) -> None:
-        if time.monotonic() - self._began > _SHORT:
+        now = time.monotonic()
+        if now - self._began <= _SHORT:
+            return
+        others = time.process_time() - time.thread_time()
+        if others - self._others > _WORK:
+            self._others, self._alone_from = others, now + _IDLE
+        if now < self._alone_from:
             time.sleep(_PAUSE)

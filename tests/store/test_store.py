@@ -285,16 +285,34 @@ class ReaderTests(StoreCase):
             self.assertEqual(await reading, ([], []))
             self.assertEqual(await store.read(ids), ["a"])
 
-    async def test_a_long_read_pauses_for_others_and_a_short_one_does_not(self) -> None:
+    async def test_a_long_read_pauses_while_others_work_and_a_short_one_does_not(self) -> None:
+        async with self.opened() as store:
+            await store.submit(lambda conn: [add(f"s{n}")(conn) for n in range(1_000)])
+
+            async def pauses() -> int:
+                time.sleep.reset_mock()
+                self.assertEqual(len(await store.read(lambda conn: list_sessions(conn, ""))), 1_000)
+                return int(time.sleep.call_count)
+
+            with mock.patch("crushlite.store.callqueue.time") as time:
+                time.monotonic.return_value = 0
+                time.thread_time.return_value = 1
+                time.process_time.side_effect = itertools.count(2)  # other threads use the rest
+                self.assertEqual(await pauses(), 0)
+                time.monotonic.side_effect = itertools.count()  # a slow machine
+                self.assertGreater(await pauses(), 10)
+                time.thread_time.side_effect = itertools.count()  # only this one works
+                self.assertLessEqual(await pauses(), 1)  # which it learns when it first looks
+
+    async def test_others_count_as_at_work_until_they_were_idle_for_a_millisecond(self) -> None:
         async with self.opened() as store:
             await store.submit(lambda conn: [add(f"s{n}")(conn) for n in range(1_000)])
             with mock.patch("crushlite.store.callqueue.time") as time:
-                time.monotonic.return_value = 0
-                self.assertEqual(len(await store.read(lambda conn: list_sessions(conn, ""))), 1_000)
-                self.assertEqual(time.sleep.call_count, 0)
-                time.monotonic.side_effect = itertools.count()  # a slow machine
-                self.assertEqual(len(await store.read(lambda conn: list_sessions(conn, ""))), 1_000)
-                self.assertGreater(time.sleep.call_count, 10)
+                time.thread_time.return_value = 1
+                time.process_time.return_value = 2
+                time.monotonic.side_effect = itertools.count(0, 0.0001)
+                await store.read(lambda conn: list_sessions(conn, ""))
+                self.assertIn(time.sleep.call_count, range(9, 12))
 
     async def test_a_read_cannot_write_and_does_not_spoil_the_next(self) -> None:
         async with self.opened() as store:
