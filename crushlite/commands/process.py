@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import importlib.resources
 import io
 import logging
 import marshal
@@ -152,6 +151,8 @@ def _request(
 @cache
 def _keeper_code() -> bytes:
     """The compiled code of the keeper, with its length, as BOOT reads it."""
+    import importlib.resources  # only now: it takes half a megabyte
+
     source = importlib.resources.files(__package__) / "keeper.py"
     code = marshal.dumps(compile(source.read_bytes(), source.name, "exec"))
     return b"%d\n%b" % (len(code), code)

@@ -6,7 +6,6 @@ The work is bounded: a large tree is looked at in part.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections import deque
 from typing import TYPE_CHECKING
@@ -31,6 +30,8 @@ def similar_paths(root: Path, missing: Path, closed: Iterable[Identity] = ()) ->
     of the same name in other folders, then similar names in the last folder of the path that
     exists. `missing` is below `root` and resolved. What is `closed` to tools is left out.
     Blocks."""
+    import difflib  # only now: most names are right
+
     hidden = {inode for _, inode in closed}
     wanted = missing.name.casefold()
     found = [

@@ -8,7 +8,6 @@ and not before: half of a secret would not be recognised any more.
 
 from __future__ import annotations
 
-import email.utils
 import json
 import math
 import re
@@ -211,6 +210,8 @@ def retry_after(headers: Headers, now: float) -> float:
     value = headers.get("retry-after")
     if (wait := _number(value)) is not None or value is None:
         return wait or 0.0
+    import email.utils  # only now: it takes a megabyte, with what it loads
+
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now)
     except (ValueError, OverflowError, OSError):

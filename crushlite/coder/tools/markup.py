@@ -7,7 +7,6 @@ guarantee. Each search begins where the last one ended, and one that finds nothi
 
 from __future__ import annotations
 
-import html
 import re
 from typing import TYPE_CHECKING
 
@@ -75,6 +74,14 @@ def _pieces(page: str) -> Iterator[tuple[str, str]]:
             return  # the rest is inside of something that is never closed
 
 
+def _unescaped(text: str) -> str:
+    if "&" not in text:
+        return text
+    import html  # only now: it takes half a megabyte
+
+    return html.unescape(text)
+
+
 class _Writer:
     """Puts the pieces together: white space becomes one space, blocks begin on a new line. With
     `marks` the result is Markdown."""
@@ -91,7 +98,7 @@ class _Writer:
     def read(self, page: str) -> str:
         for name, inside in _pieces(page):
             if not name:
-                self._text(html.unescape(inside))
+                self._text(_unescaped(inside))
             elif name.startswith("/"):
                 self._end(name[1:])
             else:
@@ -155,7 +162,7 @@ class _Writer:
         elif name == "a":
             found = _HREF.search(f" {inside}")
             target = next((group for group in found.groups() if group), "") if found else ""
-            self._links.append(html.unescape(target))
+            self._links.append(_unescaped(target))
             if target:
                 self._put("[")
 

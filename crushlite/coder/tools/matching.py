@@ -10,7 +10,6 @@ similar lines, which is bounded by NEAR_SECONDS.
 
 from __future__ import annotations
 
-import difflib
 import re
 import time
 from functools import partial
@@ -266,6 +265,8 @@ def _nearest(content: str, old: str) -> str:
 def _most_similar(lines: Sequence[str], wanted: Sequence[str]) -> int | None:
     """The index at which the lines of the file resemble the wanted ones most, by the longest one of
     these; None if there is no resemblance, or no time to find it."""
+    import difflib  # only now: most edits fit
+
     anchor = max(range(len(wanted)), key=lambda n: len(wanted[n].strip()))
     matcher = difflib.SequenceMatcher(None, autojunk=False)
     matcher.set_seq2(wanted[anchor].strip()[:NEAR_CHARS])

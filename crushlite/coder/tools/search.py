@@ -8,7 +8,6 @@ absolute.
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import os
 import re
@@ -62,6 +61,8 @@ sys.stdout.write(module.run(sys.argv[1]))
 @cache
 def _program() -> str:
     """The source of the search program."""
+    import importlib.resources  # only now: it takes half a megabyte
+
     folder = importlib.resources.files(worktree)
     sources = {name: (folder / f"{name}.py").read_text("utf-8") for name in ("rules", "walk")}
     return f"SOURCES = {sources!r}\n{_BOOT}"
