@@ -336,7 +336,7 @@ class _PooledConnection(asyncio.Protocol):
 
     def send(self, method: str, data: bytes, clock: Clock) -> StreamResponse:
         assert self._transport is not None
-        self._transport.write(data)  # first: the server begins while its answer is prepared for
+        self._transport.write(data)  # first: the server works while the parser is made
         response = self._response = StreamResponse(_parser(method), self._transport, clock)
         return response
 

@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SHORT = 0.004  # seconds of a read without a pause
-_STEPS = 500  # of SQLite's machine: some 30 rows, about a millisecond
+_STEPS = 500  # of SQLite's machine: some 30 rows, a tenth of a millisecond and more
 _PAUSE = 0.0001  # seconds: long enough for a thread that waits
-_WORK = 0.00001  # seconds of processor time: a thread that only looks at its clock uses less
-_IDLE = 0.001  # seconds without work, after which the other threads are not waited for
+_WORK = 0.00001  # seconds of processor time: two clocks, read one after the other, differ by less
+_IDLE = 0.001  # seconds that other threads must be idle before a read goes on without pauses
 MAX_WAITING = 10_000  # calls per queue: seconds of backlog at any speed, megabytes of memory
 
 
@@ -242,8 +242,8 @@ class Reader(CallQueue):
 
     # Of the read under way:
     _began = 0.0
-    _others = 0.0  # processor time that the other threads had used when they last worked
-    _alone_from = 0.0  # when they will have been idle for a while, as far as is known
+    _others = 0.0  # processor time of the other threads, when they were last found at work
+    _pause_until = 0.0  # _IDLE seconds after that
 
     def _run(self, batch: list[StoreCall]) -> None:
         for call in batch:
@@ -264,11 +264,12 @@ class Reader(CallQueue):
             self._rollback()
 
     def _pause_if_long(self) -> None:
+        """Called by SQLite every few rows: pause if the read is long and other threads work."""
         now = time.monotonic()
         if now - self._began <= _SHORT:
             return
         others = time.process_time() - time.thread_time()
         if others - self._others > _WORK:
-            self._others, self._alone_from = others, now + _IDLE
-        if now < self._alone_from:
+            self._others, self._pause_until = others, now + _IDLE
+        if now < self._pause_until:
             time.sleep(_PAUSE)

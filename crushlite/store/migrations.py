@@ -223,8 +223,8 @@ V6 = (
 
 # Prompts and endings wait until every page that they change is in the log. So no index is kept that
 # another one can do for: `runs_live` holds what `runs_unfinished` did, the list of all runs is
-# sorted when it is asked for, and `touched` orders sessions with the same parent. And a session
-# that is the last in that order already is not touched again.
+# sorted when it is asked for, and `touched` orders only sessions with the same parent. A session
+# that is listed first keeps its number when it changes, so that the index need not be written.
 V7 = (
     "DROP INDEX runs_unfinished",
     "DROP INDEX runs_scope",

@@ -28,14 +28,14 @@ _COLUMNS = (
     "summary_message_id, cost, todos, created_at, updated_at"
 )
 _KINDS = (str, str, str, int, int, int, str, float | int, str, int, int)
-_BESIDE = "FROM sessions AS s WHERE s.scope = :scope AND s.parent_session_id IS"
-_FIRST_TOUCH = f"(SELECT coalesce(max(touched), 0) + 1 {_BESIDE} :parent_session_id)"
-# Not if it is the last that was changed already: see V7 in migrations.py.
+_SIBLINGS = "FROM sessions AS s WHERE s.scope = :scope AND s.parent_session_id IS"  # this parent
+_FIRST_TOUCH = f"(SELECT coalesce(max(touched), 0) + 1 {_SIBLINGS} :parent_session_id)"
+# Makes a session the last changed of its siblings, unless it is: see V7 in migrations.py.
 _TOUCH = f"""
     UPDATE sessions
-    SET touched = 1 + (SELECT max(touched) {_BESIDE} sessions.parent_session_id)
+    SET touched = 1 + (SELECT max(touched) {_SIBLINGS} sessions.parent_session_id)
     WHERE scope = :scope AND id = :id AND rowid <> (
-        SELECT rowid {_BESIDE} sessions.parent_session_id ORDER BY touched DESC LIMIT 1
+        SELECT rowid {_SIBLINGS} sessions.parent_session_id ORDER BY touched DESC LIMIT 1
     )
 """
 _MAX = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no token count

@@ -623,7 +623,7 @@ class Failures(Case):
             "user": "kim:canary-password",
             "query": "canary/query+1&x",
             "path": "canary0123456789abcdef",
-            "field": "canary-in-the-body",
+            "field": "\"'<&>canary-in-the-body",
             "own": KEY,
         }
         basic = base64.b64encode(canaries["user"].encode()).decode()

@@ -72,7 +72,8 @@ class MigrationCase(BoundedTestCase):
         self.assertEqual(await store.read(version_of), VERSION)
         self.assertEqual(await store.read(schema), declared(VERSION))
         found = await store.read(lambda conn: list_sessions(conn, ""))
-        self.assertEqual(len(found), sessions)
+        order = [f"s{number}" for number in reversed(range(sessions))]
+        self.assertEqual([session.id for session in found], order)
         for session in found:
             messages = await store.read(partial(list_messages, scope="", sid=session.id))
             self.assertEqual([len(m.text) for m in messages], [5_000])

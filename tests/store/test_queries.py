@@ -130,7 +130,7 @@ class SessionTests(QueryCase):
             found = [json.loads(one) if isinstance(one, bytes) else encode(one) for one in listed]
             self.assertEqual(found, [encode(self.get(f"s{number}")) for number in (3, 2, 1, 0)])
 
-    def test_only_a_change_of_the_order_changes_it(self) -> None:
+    def test_a_change_that_keeps_the_order_of_sessions_changes_no_number(self) -> None:
         # Every page that changes is written to the disk before a prompt or an ending is answered.
         self.add("a", "b")
         self.add("child", "sibling", parent="b")

@@ -28,6 +28,8 @@ _BEGINNING = 8  # characters of a long secret by which its beginning is recognis
 _LONG = 16
 _READ = 16_000  # characters of a text: a message is cut to a fraction of that
 _DEPTH = 8  # of values in the configured fields of a body
+# As `html.escape` does, without that module, which takes half a megabyte.
+_AS_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 
 
 class SecretHider:
@@ -94,10 +96,6 @@ def _in_body(value: Any, name: str = "", depth: int = _DEPTH) -> Iterator[str]:
             yield from _in_body(item, name, depth - 1)
     elif isinstance(value, str) and (is_secret_name(name) or is_secret_value(value)):
         yield value
-
-
-# As `html.escape` does, without that module, which takes half a megabyte.
-_AS_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 
 
 def _spellings(secret: str) -> set[str]:

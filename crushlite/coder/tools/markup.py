@@ -75,6 +75,7 @@ def _pieces(page: str) -> Iterator[tuple[str, str]]:
 
 
 def _unescaped(text: str) -> str:
+    """A text with the characters that its entities (`&amp;`) stand for."""
     if "&" not in text:
         return text
     import html  # only now: it takes half a megabyte
